@@ -29,7 +29,6 @@ from zeroplay_jax.learner.weights_view import publisher
 from zeroplay_jax.objectives import losses
 from zeroplay_jax.objectives import rewards as reward_functions
 from zeroplay_jax.objectives.loss_checks import check_loss
-from zeroplay_jax.objectives.losses import LossFunction
 from zeroplay_jax.policy import adapter_config, hf
 from zeroplay_jax.policy.config_fields import FAMILIES
 from zeroplay_jax.policy.transformer import ModelConfig, Params
@@ -307,7 +306,7 @@ def policy_loss(
     rollouts: Rollouts,
     rewards: Float[np.ndarray, 'questions samples'] | Sequence[Sequence[float]],
     *,
-    loss: str | LossFunction = 'token_pg',
+    loss: str | losses.LossFunction = 'token_pg',
     params: Params | None = None,
     **settings: Any,
 ) -> tuple[Float[Array, ''], dict[str, Any]]:
@@ -624,7 +623,7 @@ def _floats(values: Any) -> list[float]:
     return [float(value) for value in values]
 
 
-def role_settings(loss: str | LossFunction, settings: Mapping[str, Any]) -> ConfigDict:
+def role_settings(loss: str | losses.LossFunction, settings: Mapping[str, Any]) -> ConfigDict:
     """Returns all settings of a role: `settings` and `loss`, and defaults for the others.
 
     Raises:

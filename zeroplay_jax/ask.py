@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ml_collections import ConfigDict
 
 from zeroplay_jax.configuration import command_line, fields
-from zeroplay_jax.configuration.command_line import index_fields, policy_of_iteration
 from zeroplay_jax.configuration.places import check_checkpoint, fetch_addresses, fetch_model
 from zeroplay_jax.data.cloze import form_of
 from zeroplay_jax.evaluation.render import Printer
@@ -228,7 +227,9 @@ def _policy_folder(path: str | None) -> pathlib.Path | str:
         return path
     folder = BUILT_IN_CHECKPOINT
     if path is not None:
-        folder = pathlib.Path(downloads.fetch_model(downloads.fetch(policy_of_iteration(path))))
+        folder = pathlib.Path(
+            downloads.fetch_model(downloads.fetch(command_line.policy_of_iteration(path)))
+        )
     fix = 'name a Hugging Face folder (config.json, tokenizer.json, *.safetensors)'
     # A likely mistake: the folder of a run, or of `make quickstart CORPUS=…`, instead of a policy in it.
     files_inside = []
@@ -272,7 +273,7 @@ def _with_flags(config: ConfigDict, args: argparse.Namespace) -> ConfigDict:
             config.tools.names = (*config.tools.names, 'mcp')
     _set_lengths(config, args.turns, args.topk)
     if args.index is not None:
-        fields.set_fields(config, index_fields(args.index))
+        fields.set_fields(config, command_line.index_fields(args.index))
     fields.set_fields(config, args.fields)
     if is_server(config.policy.path):
         check_checkpoint(config, recipe_class(config.recipe))

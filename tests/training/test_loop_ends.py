@@ -29,7 +29,7 @@ def train(tmp_path, monkeypatch):
         close(self)
 
     monkeypatch.setattr(MetricsWriter, 'close', close_and_count)
-    monkeypatch.setattr(loop, 'trajectory_records', lambda *_: [])
+    monkeypatch.setattr(loop.ending, 'trajectory_records', lambda *_: [])
     config = quickstart.get_config()
     config.progress = False
     config.checkpoint.update(every=2, iterations=True)
@@ -116,7 +116,7 @@ def test_a_log_that_cannot_be_opened_ends_all_processes(monkeypatch, tmp_path):
     calls = []
     monkeypatch.setattr(hosts, 'run_on_all', calls.append)
     monkeypatch.setattr(loop, 'MetricsWriter', mock.Mock(side_effect=UserError('no key')))
-    state = {'cursor': 0, loop.STATE_FIELD: {}}
+    state = {'cursor': 0, loop.run_record.STATE_FIELD: {}}
     assert loop._open_log(hosts, config, tmp_path, None, state) is None
     with pytest.raises(UserError, match='no key'):
         calls[0]()

@@ -30,7 +30,6 @@ from zeroplay_jax.configuration.places import (
     keep_prompts,
     read_policy,
 )
-from zeroplay_jax.configuration.rules import check_adapters, check_held_out
 from zeroplay_jax.objectives.registry import did_you_mean
 from zeroplay_jax.retrieval import downloads, objects
 from zeroplay_jax.runtime.record import FILE_NAME
@@ -40,7 +39,13 @@ from zeroplay_jax.settings.kinds import PACKAGE, PROMPT_SETS, ConfigError, Mista
 
 _NAME = 'zeroplay_jax'
 # Rules about what lies on a disk.
-_FILE_RULES = (check_adapters, check_retrieval, check_held_out, check_files, check_checkpoint)
+_FILE_RULES = (
+    rules.check_adapters,
+    check_retrieval,
+    rules.check_held_out,
+    check_files,
+    check_checkpoint,
+)
 # Other fields than those of `fields.input_paths` that name files or folders.
 _FOLDER_FIELDS = ('policy.path', 'retrieval.path', 'retrieval.encoder')
 # What absl reads as false.

@@ -15,7 +15,6 @@ from jaxtyping import Float, Int
 from zeroplay_jax.evaluation import question_sets, statistics
 from zeroplay_jax.evaluation.play import GradingRecord, Judgement, judgements
 from zeroplay_jax.evaluation.question_sets import RubricTask
-from zeroplay_jax.evaluation.statistics import Interval, interval_text
 from zeroplay_jax.objectives import rewards
 from zeroplay_jax.selfplay import answers
 from zeroplay_jax.types import Json
@@ -205,7 +204,7 @@ def markdown(result: Mapping[str, Any]) -> str:
         trim_blocks=True,
         keep_trailing_newline=True,
     )
-    functions = {'count': '{:,}'.format, 'interval': interval_text, 'kappa': kappa_text}
+    functions = {'count': '{:,}'.format, 'interval': statistics.interval_text, 'kappa': kappa_text}
     return page.render(result, labels=_SETTING_LABELS, **functions)
 
 
@@ -215,7 +214,7 @@ def kappa_text(measured: Mapping[str, Any]) -> str:
         return 'undefined, both judges give one and the same verdict everywhere'
     if measured['kappa_interval'] is None:
         return f'{measured["kappa"]:.3f}, too few tasks differ for an interval'
-    return interval_text([measured['kappa'], *measured['kappa_interval']])
+    return statistics.interval_text([measured['kappa'], *measured['kappa_interval']])
 
 
 # ---- agreement of two judges -----------------------------------------------------------------------
@@ -258,7 +257,7 @@ class Agreement:
     items: int
     tasks: int
     table: dict[str, int]
-    raw: Interval
+    raw: statistics.Interval
     kappa: float | None
     kappa_interval: tuple[float, float] | None
 

@@ -23,7 +23,6 @@ from jaxtyping import Float64
 
 from zeroplay_jax.data import files
 from zeroplay_jax.evaluation import statistics
-from zeroplay_jax.evaluation.statistics import Samples
 from zeroplay_jax.evaluation.tables import AVERAGE, Figure
 from zeroplay_jax.objectives.rewards import normalize_answer
 from zeroplay_jax.retrieval import downloads
@@ -376,12 +375,12 @@ def scores(result: Json, name: str, kind: str = 'score') -> Float64[np.ndarray, 
     return np.array([record[field] for record in records], float)
 
 
-def averaged(scores_of_sets: Mapping[str, np.ndarray]) -> dict[str, Samples]:
+def averaged(scores_of_sets: Mapping[str, np.ndarray]) -> dict[str, statistics.Samples]:
     """Returns set → its scores and, of several sets, AVERAGE → the scores of all, each set with the same weight.
 
     Every paper's main table has this column; pi-Play's total is the average times the number of sets.
     """
-    of_sets: dict[str, Samples] = dict(scores_of_sets)
+    of_sets: dict[str, statistics.Samples] = dict(scores_of_sets)
     if len(of_sets) > 1:
         of_sets[AVERAGE] = dict(enumerate(scores_of_sets.values()))
     return of_sets

@@ -27,7 +27,6 @@ from jaxtyping import Float, Int
 
 from zeroplay_jax.rollout import scoring
 from zeroplay_jax.rollout.requests import NEWEST, NO_SLOT, Prefix, Request, Rollout
-from zeroplay_jax.rollout.scoring import ScoreRequest, Scores
 from zeroplay_jax.rollout.slot_state import DecodeChunk
 from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.rollout.tool_workers import ToolWorkers
@@ -113,7 +112,7 @@ class Scheduler:
         self._runner: asyncio.Runner | None = None
         # With `overlap`: the chunks of the last round.
         self._unread: list[tuple[SlotPool, DecodeChunk]] = []
-        self._unread_scores: list[Scores] = []
+        self._unread_scores: list[scoring.Scores] = []
         # Calls of rollouts without a slot, which the next round submits.
         self._calls: dict[SlotPool | None, list[tuple[Rollout, ToolCall]]] = (
             collections.defaultdict(list)
@@ -148,7 +147,7 @@ class Scheduler:
         with self.weights.in_use(request.weights, request.version):
             return [await future for future in futures]
 
-    async def log_probs(self, request: ScoreRequest) -> list[Float[np.ndarray, ' tokens']]:
+    async def log_probs(self, request: scoring.ScoreRequest) -> list[Float[np.ndarray, ' tokens']]:
         """Returns the log-probs, float32, of texts behind a context, as soon as rounds have computed them."""
         future = self.pools[request.weights].scorer.enqueue(request)
         self._wake()

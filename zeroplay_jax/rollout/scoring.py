@@ -25,7 +25,6 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from zeroplay_jax.policy import delta, experts, head, sharding, transformer
-from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.rollout.sampler import Sampler
 from zeroplay_jax.rollout.weights import WeightStore
 
@@ -97,9 +96,9 @@ class Scores:
 
 
 def _score(
-    model: ModelConfig,
+    model: transformer.ModelConfig,
     reads_used: bool,
-    params: Params,
+    params: transformer.Params,
     cache: transformer.Cache,
     tokens: Int[Array, '1 passes chunk+1'],
     start: Int[Array, '1 passes'],
@@ -134,7 +133,7 @@ def _score(
 
 
 @functools.lru_cache
-def programs(model: ModelConfig, positions: int, mesh: Mesh) -> dict:
+def programs(model: transformer.ModelConfig, positions: int, mesh: Mesh) -> dict:
     """Returns the jitted programs: 'empty' makes the cache, with so many positions; 'score' is `_score`."""
     model = experts.on_mesh(model, mesh)
     shards = sharding.data_shards(mesh)

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt32
 
 from zeroplay_jax.policy import experts, paged_attention, transformer
-from zeroplay_jax.policy.transformer import ModelConfig
 from zeroplay_jax.settings.rollouts import SamplerConfig
 
 # ---- sampling --------------------------------------------------------------------------------------
@@ -126,7 +125,9 @@ class DecodeChunk:
     turn: Int[Array, ' slots'] | None = None
 
 
-def empty_state(model: ModelConfig, config: SamplerConfig, head_dim: int = 0) -> SlotState:
+def empty_state(
+    model: transformer.ModelConfig, config: SamplerConfig, head_dim: int = 0
+) -> SlotState:
     """Returns the state of empty slots; `head_dim` is the size of a head in the cache, 0 for the model's."""
     slots = config.slots
     shape = (config.page_count, config.page_tokens)

@@ -18,7 +18,6 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Int
 
 from zeroplay_jax.policy import paged_attention, ragged_attention, transformer
-from zeroplay_jax.policy.paged_attention import StepShape
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.rollout import slot_state
 from zeroplay_jax.rollout.slot_state import (
@@ -189,7 +188,9 @@ def next_tokens(
     first_position = jnp.where(fed.single, state.length - 1, state.cached)
     step = _lay_out(fed.single, fed.chunk, first_position, tokens)
     if config.attention == 'ragged':
-        shape = StepShape(most_singles=min(config.slots, tokens), has_chunks=has_chunks)
+        shape = paged_attention.StepShape(
+            most_singles=min(config.slots, tokens), has_chunks=has_chunks
+        )
         attend = ragged_attention.make_attend(mesh, table, step.row, step.position, shape)
     else:
         attend = paged_attention.make_attend(table, step.row, step.position)

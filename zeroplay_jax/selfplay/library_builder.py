@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Literal
 
 from zeroplay_jax.data import files
-from zeroplay_jax.data.files import HeldOutPassages
 from zeroplay_jax.mini.world import World, evaluation_questions, evaluation_tasks
 from zeroplay_jax.retrieval import folder as index_folder
 from zeroplay_jax.retrieval import progress
@@ -187,7 +186,10 @@ def _check_held_out(retrieval, passage_ids: Collection[str], documents: IndexedD
 
 
 def _check_ids_of_server(
-    retrieval, corpus: SearchableCorpus, held_out: HeldOutPassages, documents: IndexedDocuments
+    retrieval,
+    corpus: SearchableCorpus,
+    held_out: files.HeldOutPassages,
+    documents: IndexedDocuments,
 ) -> None:
     """Raises UserError if a search server names passages by other ids than the index: none would be left out."""
     queries = sorted(held_out.titles)[:1] or [documents[0].text]

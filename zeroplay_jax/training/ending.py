@@ -33,7 +33,6 @@ from zeroplay_jax.training.policies import (
     roles_by_weights,
     write_policy,
 )
-from zeroplay_jax.training.run_folder import Place
 from zeroplay_jax.types import Json, Question, Row, ToolCall
 
 
@@ -99,7 +98,7 @@ def _demonstrated_hops(folder: pathlib.Path) -> int | None:
 
 
 def export_iteration(
-    place: Place,
+    place: run_folder.Place,
     context: build.RunContext,
     engine: Engine,
     step: Step,

@@ -25,8 +25,6 @@ from zeroplay_jax.rollout.prompts import Prompt, fill, select
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.runtime import disk, signals, workdir
 from zeroplay_jax.runtime import record as run_record
-from zeroplay_jax.runtime.disk import file_digests
-from zeroplay_jax.runtime.record import Entries
 from zeroplay_jax.selfplay.context import RolloutContext
 from zeroplay_jax.selfplay.judge import GRADE_PROMPT, Judge, RuleJudge, TextJudge
 from zeroplay_jax.selfplay.judge_endpoint import check_judge, endpoint_writer
@@ -180,16 +178,16 @@ def _free_fields(config: Config) -> tuple[str, ...]:
     return tuple(free)
 
 
-def _inputs(config: Config, path: str) -> Entries:
+def _inputs(config: Config, path: str) -> run_record.Entries:
     """Returns the fingerprints of all files that answers depend on, by config field; those of the tasks as '--sets'."""
     file = pathlib.Path(path)
-    (digest,) = file_digests([file])
+    (digest,) = disk.file_digests([file])
     entry = {'bytes': file.stat().st_size, 'sha256': digest}
     # Without the name of the file, which may be moved.
     return {**run_folder.fingerprints(config), '--sets': {'the file of tasks': entry}}
 
 
-def _check_inputs(folder: pathlib.Path, inputs: Entries) -> None:
+def _check_inputs(folder: pathlib.Path, inputs: run_record.Entries) -> None:
     """Raises UserError if the answers in the folder were made from files with other content.
 
     Args:

@@ -31,15 +31,12 @@ from zeroplay_jax.runtime import signals
 from zeroplay_jax.runtime.devices import CompilationCache
 from zeroplay_jax.runtime.hosts import Hosts, sums
 from zeroplay_jax.runtime.log import MetricsWriter
-from zeroplay_jax.runtime.record import STATE_FIELD, Identity, hash_of
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.recipe import RecipeAttributes, answering_recipe, weights_of_roles
 from zeroplay_jax.selfplay.schedule import Phase, Step, all_steps, with_evaluations
 from zeroplay_jax.settings.kinds import warn
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.training import branch, build, ending, run_folder
-from zeroplay_jax.training.branch import Source
-from zeroplay_jax.training.ending import record_scores, rendering_check, trajectory_records
 from zeroplay_jax.training.outcome import (
     Alarm,
     Alarms,
@@ -176,12 +173,12 @@ def _first_state(
     workdir: pathlib.Path,
     engine: Engine,
     checkpoints: Checkpointer,
-    origin: Source | None,
-    identity: Identity,
+    origin: branch.Source | None,
+    identity: run_record.Identity,
 ) -> dict[str, Any]:
     """Returns the state of the loop (see `_train`), and sets that of the engine: new, resumed, or of another run."""
     state: dict[str, Any] = {
-        STATE_FIELD: identity,
+        run_record.STATE_FIELD: identity,
         'cursor': 0,
         'evaluations': {},
         'rubrics': {},
@@ -325,7 +322,7 @@ def _open_log(
         # The writer removes records of this and later steps, which a crash may have left behind.
         if not hosts.is_first:
             return None
-        run = hash_of(state[STATE_FIELD])
+        run = run_record.hash_of(state[run_record.STATE_FIELD])
         return MetricsWriter(workdir, first_step, config.log.writers, run)
 
     writer = hosts.run_on_all(open_in_first)
@@ -384,7 +381,7 @@ def _run_step(
         return evaluate_step(context, engine, step, state, on_episode_end)
     metrics, rows = engine.run_step(step, on_episode_end, next_step)
     if rows:
-        metrics |= rendering_check(context.rollouts, rows)
+        metrics |= ending.rendering_check(context.rollouts, rows)
     return metrics, rows
 
 
@@ -400,7 +397,7 @@ def _log_step(
 ) -> None:
     """Writes metrics, rollouts, alarms and, for a training step, the task log."""
     phase = step.phase
-    records = trajectory_records(
+    records = ending.trajectory_records(
         config.recipe, context.rollouts, step, rows, config.log_trajectories
     )
     writer.write_scalars(step.number, phase.iteration, phase.name, metrics)
@@ -492,7 +489,7 @@ def evaluate_step(
     state['evaluations'][str(step.number)] = results_by_hops
     headline = statistics.headline(correct)
     metrics['em/mean'] = statistics.mean_interval(headline)[0]
-    metrics |= record_scores(state, str(step.number), rows, engine.config.eval.metric)
+    metrics |= ending.record_scores(state, str(step.number), rows, engine.config.eval.metric)
     for name, count in judge_stats.items():
         metrics[f'judge/{name}'] = float(count)
     return metrics, rows
