@@ -119,11 +119,15 @@ def show_messages(level: int = logging.INFO) -> None:
     logging.getLogger('jax').setLevel(logging.WARNING)
 
 
+# The line after Ctrl-C of a command that goes on where it was.
+RESUMABLE = 'stopped; the same command resumes the work'
+
+
 def exit_status(
     name: str,
     run: Callable[[], object],
     disk_fix: str = 'correct this and run the same command again',
-    stopped: str = 'stopped; the same command resumes the work',
+    stopped: str = 'stopped',
 ) -> int:
     """Runs a command; returns its exit status: 0, or after one line 2 for a user error and 130 for Ctrl-C.
 
@@ -153,7 +157,7 @@ def one_line(run: Callable[[], None]) -> None:
     """Runs a command of this package as `exit_status`; an error ends the process."""
     # An index folder is renamed into place only when it is complete.
     fix = 'no incomplete index was left behind: correct this and repeat the command'
-    status = exit_status('retrieval', run, fix)
+    status = exit_status('retrieval', run, fix, RESUMABLE)
     if status:
         sys.exit(status)
 

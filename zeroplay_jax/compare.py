@@ -266,9 +266,7 @@ def _figures(run: Json) -> dict[str, tables.Cell]:
 
 def main(argv: list[str] | None = None) -> int:
     """Prints the table; returns the exit status (`exit_status`)."""
-    return exit_status(
-        'zeroplay_jax.compare', lambda: _run(_parser().parse_args(argv)), stopped='stopped'
-    )
+    return exit_status('zeroplay_jax.compare', lambda: _run(_parser().parse_args(argv)))
 
 
 def _run(args: argparse.Namespace) -> None:

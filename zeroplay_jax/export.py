@@ -54,7 +54,7 @@ EXAMPLES = """examples:
 def main(argv: list[str] | None = None) -> int:
     """Writes the folders and prints their paths; returns the exit status (`exit_status`)."""
     # `export` turns errors of --out into UserErrors; others are of the run or its starting checkpoint.
-    return exit_status('zeroplay_jax.export', lambda: _run(argv), stopped='stopped')
+    return exit_status('zeroplay_jax.export', lambda: _run(argv))
 
 
 def _run(argv: list[str] | None) -> None:

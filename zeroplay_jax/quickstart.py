@@ -27,7 +27,13 @@ from zeroplay_jax.configuration.fields import config as packaged_config
 from zeroplay_jax.data import cloze_files, files
 from zeroplay_jax.data.cloze import BLANK
 from zeroplay_jax.retrieval import cleaning, downloads, json_text, progress
-from zeroplay_jax.retrieval.command import Parser, exit_status, path_or_packaged, similar_path
+from zeroplay_jax.retrieval.command import (
+    RESUMABLE,
+    Parser,
+    exit_status,
+    path_or_packaged,
+    similar_path,
+)
 from zeroplay_jax.retrieval.rows import COMPRESSED
 from zeroplay_jax.retrieval.sources import files_of, read, text_name
 from zeroplay_jax.retrieval.types import RetrievalError
@@ -350,7 +356,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Runs all steps and replaces sys.argv; exits with status 2 after a user error (one line), 130 after Ctrl-C."""
     signals.raise_again()
     command = []
-    status = exit_status(_NAME, lambda: command.extend(_prepare(argv)))
+    status = exit_status(_NAME, lambda: command.extend(_prepare(argv)), stopped=RESUMABLE)
     if status:
         sys.exit(status)
     # absl and ml_collections read the flags of the run from here.

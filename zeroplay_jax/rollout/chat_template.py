@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from transformers.utils import chat_template_utils
 
+from zeroplay_jax.retrieval.types import short
 from zeroplay_jax.types import Json, UserError, first_line
 
 T = TypeVar('T')
@@ -62,7 +63,6 @@ _MOST_LITERAL_CHARACTERS = 100
 # What a template writes anew at every call, or in every process.
 _RANDOM = re.compile(r'\|\s*random\b|\blipsum\b')
 _ADDRESS = re.compile(r' at 0x[0-9a-f]{6,}')
-_SHOWN_CHARACTERS = 60
 # Roles of messages before the first answer, which follow a control token in a header.
 _HEADER_ROLES = 'system|developer|user'
 
@@ -285,8 +285,8 @@ class ChatTemplate:
         for sentinel, text in written.items():
             if text != before + sentinel + behind:
                 raise self._error(
-                    f'changes the text of a message of role {roles[index]!r}: {_shown(sentinel)} becomes '
-                    f'{_shown(text[len(before) : len(text) - len(behind)])}'
+                    f'changes the text of a message of role {roles[index]!r}: {short(sentinel)} becomes '
+                    f'{short(text[len(before) : len(text) - len(behind)])}'
                 )
         raise AssertionError('the first form changes nothing')
 
@@ -363,7 +363,7 @@ class ChatTemplate:
                 # Such a text may be looked for at both ends, or anywhere.
                 if self._changes(roles, f'{text} x {text} y {text}'):
                     notes.append(
-                        f'{self._path}: the chat template changes messages of role {roles[-1]!r} with {_shown(text)} '
+                        f'{self._path}: the chat template changes messages of role {roles[-1]!r} with {short(text)} '
                         'in them; they are written unchanged here'
                     )
                     break
@@ -373,7 +373,7 @@ class ChatTemplate:
         """Returns a line if the template writes more than headers around a question, as a system message of its own."""
         around = self.layout(('user',), add_header=False).between
         words = [' '.join(self._headers.sub(' ', text).split()) for text in around]
-        added = ' and '.join(_shown(text) for text in words if text)
+        added = ' and '.join(short(text) for text in words if text)
         return [f'{self._path}: the chat template adds {added} to questions'] if added else []
 
     def _header_notes(self) -> list[str]:
@@ -440,10 +440,6 @@ def _unescaped(literal: str) -> str:
         return json.loads('"' + literal.replace('"', '\\"') + '"', strict=False)
     except ValueError:
         return literal
-
-
-def _shown(text: str) -> str:
-    return repr(text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + '…')
 
 
 def _advice(folder: pathlib.Path) -> str:
