@@ -153,7 +153,7 @@ def topics(parts: Sequence[Part], count: int) -> dict[str, list[float]]:
     shares = np.stack([part.mean(axis=0) for part in np.split(of_texts, ends)])
     words = counter.get_feature_names_out()
     topic_of_word = model.components_.argmax(axis=0)
-    named: dict[str, list[float]] = {}
+    named = {}
     for number, weights in enumerate(model.components_):
         members = np.flatnonzero(topic_of_word == number)
         largest = members[np.argsort(-weights[members])][:_TOPIC_WORDS]

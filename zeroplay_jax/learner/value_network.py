@@ -303,8 +303,8 @@ def _divided(
     for minibatch in minibatches:
         local_tokens.append(sum(int(batch.mask.sum()) for batch in minibatch))
     tokens = np.sum(hosts.gather(local_tokens), axis=0)
-    policy_minibatches: list[list[Batch]] = []
-    value_minibatches: list[list[ValueBatch]] = []
+    policy_minibatches = []
+    value_minibatches = []
     start = 0
     for minibatch, num_tokens in zip(minibatches, tokens, strict=True):
         policy_batches = []

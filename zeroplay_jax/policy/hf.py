@@ -120,7 +120,7 @@ def _read_parts(
 def _load_tensor(stored: StoredTensors, tensor: Tensor, target: Sharding, dtype) -> jax.Array:
     """Returns a tensor as an array with the sharding `target`. Reads each slice of this process once."""
     # Devices by slice: several devices may hold the same one. Slices cannot be hashed before Python 3.12.
-    slices: dict[str, tuple[slice, ...]] = {}
+    slices = {}
     devices: dict[str, list] = {}
     indices = target.addressable_devices_indices_map(tensor.shape)
     for device, index in indices.items():

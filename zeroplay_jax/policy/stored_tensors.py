@@ -314,7 +314,7 @@ def _other_weights(folder: Path) -> str:
 
 def file_headers(path: Path) -> StoredTensors:
     """Returns every tensor of a safetensors file by name. Reads the header only."""
-    stored: StoredTensors = {}
+    stored = {}
     with open_file(path) as file:
         for name in file.keys():
             # Opens the tensor without reading its values.

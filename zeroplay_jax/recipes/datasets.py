@@ -391,7 +391,7 @@ def hidden_answers(config: Config, library: Library) -> list[HiddenAnswer]:
       UserError: there is neither a file nor a miniature world, or a line is unusable.
     """
     # (answer, provenance). SSP's gates compare with one text, so the first accepted answer is used.
-    answers: list[tuple[str, Json]] = []
+    answers = []
     if config.inputs.answers:
         for record in files.read_lines(config.inputs.answers):
             answers.append((files.accepted_answers(record)[0], files.provenance(record)))

@@ -150,7 +150,7 @@ def teacher_prompt(
 def _shorten_longest_passage(path: dict[str, Any]) -> bool:
     """Cuts the longest passage of `path` down to its title, in place; returns False if all are short already."""
     # (length, step, position): among passages of equal length the last one is cut.
-    candidates: list[tuple[int, int, int]] = []
+    candidates = []
     for step_number, step in enumerate(path['steps']):
         for number, passage in enumerate(step['found']):
             if len(passage) > _SHORT_PASSAGE:

@@ -351,7 +351,7 @@ class Scheduler:
         for pool, calls in self._calls.items():
             self.workers.submit(pool, calls)
         self._calls.clear()
-        started_chunks: list[tuple[SlotPool, DecodeChunk]] = []
+        started_chunks = []
         started_scores = []
         for pool in self._distinct_pools():
             pool.admit()

@@ -299,8 +299,8 @@ class SlotPool:
         self.placement.stats['generated_tokens'] += int(count.sum())
         if chunk.cached is not None:
             self.record_prefill(np.where(is_current, chunk.cached, 0))
-        calls: list[tuple[Rollout, ToolCall]] = []
-        refused: list[tuple[Rollout, np.ndarray]] = []
+        calls = []
+        refused = []
         rewound_slots = []
         rewound_lengths = []
         for slot, rollout in enumerate(self.rollouts):

@@ -195,7 +195,7 @@ class ToolWorkers:
         Removes their batches, counts calls and failures, and stores the tool state of successful calls in
         their rollouts.
         """
-        ended: list[tuple[PendingCall, ToolCall]] = []
+        ended = []
         # The items are copied, because the loop removes finished batches.
         for future, batch in list(self._batches.items()):
             if not future.done() and not self._is_overdue(batch):

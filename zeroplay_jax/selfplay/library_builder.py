@@ -226,7 +226,7 @@ def _world_library(config: Config, with_open_tasks: bool) -> Library:
     """Returns the library of the miniature worlds: training searches training worlds, evaluations search all."""
     training_worlds = _worlds(config, 'train')
     held_out, questions = held_out_corpus_and_questions(config)
-    passages: list[tuple[str, str]] = []
+    passages = []
     for world in training_worlds:
         for passage in world.passages:
             passages.append((passage.title, passage.text))
@@ -277,7 +277,7 @@ def linked_documents(passages: Sequence[tuple[str, str]]) -> tuple[Document, ...
       passages: (title, text); every title is one word, as in the miniature worlds.
     """
     titles = {title for title, _ in passages}
-    links: dict[str, list[str]] = {}
+    links = {}
     for title, text in passages:
         words = dict.fromkeys(re.findall(r'\w+', text))
         links[title] = [word for word in words if word in titles and word != title]

@@ -58,7 +58,7 @@ class Section(pydantic.BaseModel, Mapping):
 
 def leaves(config: Any, prefix: str = '') -> dict[str, Any]:
     """Returns dotted name → value of all fields of a config, or of nested dicts, in their order."""
-    flat = {}
+    flat: dict[str, Any] = {}
     for name, value in config.items():
         if hasattr(value, 'items'):
             flat |= leaves(value, f'{prefix}{name}.')

@@ -479,7 +479,7 @@ def evaluate_step(
     raise_if_nothing_found(engine.config, searches)
     judge_stats = rollouts.gather_judge_stats()
     # Keys are texts and values numbers, because the state is stored as JSON.
-    results_by_hops: dict[str, list[int]] = {}
+    results_by_hops = {}
     metrics = {}
     for hops, is_correct in correct.items():
         results_by_hops[str(hops)] = is_correct.astype(int).tolist()
