@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from zeroplay_jax.objectives.advantages import AdvantageError, RewardTable, evaluate
-from zeroplay_jax.types import first_line
 
 _GROUPS, _SAMPLES, _TURNS = 6, 4, 5
 _BESIDE = 'with other groups in the batch'
@@ -115,7 +114,8 @@ def _values(name: str, table: RewardTable, settings: Any) -> np.ndarray:
     except AdvantageError:
         raise
     except Exception as error:
+        reason = str(error).strip().splitlines() or ['']
         raise AdvantageError(
-            f'advantage {name!r}: raised {type(error).__name__}: {first_line(error)}; correct it there'
+            f'advantage {name!r}: raised {type(error).__name__}: {reason[0]}; correct it there'
         ) from error
     return values
