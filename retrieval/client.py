@@ -188,7 +188,7 @@ class Client:
                     self._cache.move_to_end(key)
         # `dict.fromkeys` removes repeated requests and keeps their order.
         new_requests = [request for request in dict.fromkeys(requests) if request not in answers]
-        new_answers = {}
+        new_answers: dict[tuple, Any] = {}
         started = time.perf_counter()
         # The lock is not held here, so that other threads can search at the same time.
         if new_requests:

@@ -146,7 +146,7 @@ class TextEncoder:
 
         Passages share batches, so the last bits of a vector depend on the other texts of the call.
         """
-        encoded = []
+        encoded: list[tuple[np.ndarray, jax.Array]] = []
         for rows, ids, length in self._batches(texts):
             device_ids = jax.device_put(ids, self._batch_sharding)
             device_length = jax.device_put(length, self._batch_sharding)

@@ -205,7 +205,7 @@ class App:
             raise Refused(400, '"return_scores" is neither true nor false')
         # A blank query finds nothing: policies do write blank queries, and the clients in use cannot handle a refusal.
         searched = [query for query in queries if query.strip()]
-        items_of_query = {}
+        items_of_query: dict[str, list[dict]] = {}
         if searched:
             answers = await self.batcher.search(searched, k)
             items_of_query = dict(zip(searched, answers, strict=True))

@@ -232,7 +232,7 @@ def _policy_folder(path: str | None) -> pathlib.Path | str:
         )
     fix = 'name a Hugging Face folder (config.json, tokenizer.json, *.safetensors)'
     # A likely mistake: the folder of a run, or of `make quickstart CORPUS=…`, instead of a policy in it.
-    files_inside = []
+    files_inside: list[pathlib.Path] = []
     for pattern in ('*', 'policy/*', 'run/policy/*'):
         for name in ('tokenizer.json', adapter_config.CONFIG_FILE):
             files_inside += sorted(folder.glob(f'{pattern}/{name}'))

@@ -131,7 +131,7 @@ def _read_sides(files_of_sides: list[list[str]]) -> Sides:
     Raises:
       UserError: as `_read_side`, or results that cannot be compared.
     """
-    sides = {}
+    sides: dict[str, list[dict]] = {}
     for files in files_of_sides:
         heading, results = _read_side(files)
         # Two folders may have files of one name.

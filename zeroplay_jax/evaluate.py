@@ -368,7 +368,7 @@ def _evaluate_held_out(config: Config, run: RunContext) -> None:
     by_hop = statistics.by_hop([row.group for row in scored], [row.parts[metric] for row in scored])
     scores[metric.rpartition(':')[2]] = statistics.headline(by_hop)
     table: list[list[tables.Cell]] = [['', 'score']]
-    rounded = {}
+    rounded: dict[str, list[float]] = {}
     for name, of_name in scores.items():
         if not len(of_name):
             continue

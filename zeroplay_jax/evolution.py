@@ -84,7 +84,7 @@ def _show(arguments: argparse.Namespace, evaluate_flags: Sequence[str]) -> None:
     for note in notes:
         print(f'note: {note}', file=sys.stderr)
     figures: dict[str, dict[str, Any]] = {part.name: part.figures() for part in parts}
-    shares = {}
+    shares: dict[str, list[float]] = {}
     try:
         for part in parts:
             figures[part.name]['near-duplicates'] = asked.near_duplicates(part.texts)

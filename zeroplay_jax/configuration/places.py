@@ -97,7 +97,7 @@ def check_files(config: ConfigDict, recipe: type[Recipe]) -> None:
             fix = 'leave it empty, or set retrieval.kind to folder or http'
             fail(f'eval.{name}', config.eval[name], problem, fix)
     values = fields.leaves(config)
-    paths = []
+    paths: list[tuple[str, str]] = []
     for field in _READERS:
         if values.get(field):
             paths += [(field, path) for path in _paths(field, values[field])]

@@ -286,7 +286,7 @@ def _possible_answers(title: str, text: str, dropped: Dropped) -> list[tuple[str
 
     Counts titles of lists and disambiguations in `dropped['list']`.
     """
-    possible = []
+    possible: list[tuple[str, str]] = []
     title_answer = answer_of_title(title) if title else None
     if title_answer:
         possible.append(('title', title_answer))
@@ -563,7 +563,7 @@ def mentions(text: str) -> list[tuple[str, str]]:
     removed; a sentence that ends in an initial ends the name. Capitals are those of Latin script, so
     texts in other scripts have dates only.
     """
-    mentioned = []
+    mentioned: list[tuple[str, str]] = []
     for match in _MENTION.finditer(text):
         if match.lastgroup != 'entity':
             mentioned.append(('date', match[0]))

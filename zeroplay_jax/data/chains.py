@@ -248,7 +248,7 @@ def find(passages: Passages, seed: int, max_passages: int, unit_of: UnitOf) -> l
         for sentence in passage.sentences:
             bridges.update(case.answer for case in described(sentence))
     statements = _statements(passages(), seed, bridges, unit_of)
-    corpus_chains = []
+    corpus_chains: list[CorpusChain] = []
     for passage, document in starts:
         start_chains = []
         for sentence in passage.sentences:

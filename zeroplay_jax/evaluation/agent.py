@@ -134,8 +134,10 @@ def build_role(config, codec: Codec, source: DocumentSource) -> AskedRole:
         # The request has the schemas of the tools, whatever the prompt says.
         templates = {**templates, prompt: dataclasses.replace(templates[prompt], tools='')}
     answerer = answering_recipe(config)
+    # A role that answers alone is the only one that is asked.
+    asked_roles = [specification] if asks_once(answerer) else specifications.values()
     players = {}
-    for player in [specification] if asks_once(answerer) else specifications.values():
+    for player in asked_roles:
         env, limit = role_environment(config, player, codec, tools)
         # Roles that only check or judge are greedy; that of the others is the user's (`at_temperature`).
         temperature = float(player.is_trained or player is specification)

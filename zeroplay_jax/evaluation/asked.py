@@ -91,7 +91,7 @@ def parts_of(records: Sequence[Json], count: int = 0) -> list[Part]:
     field = 'step' if count or len(iterations) == 1 else 'iteration'
     values = sorted({record[field] for record in asked})
     number = len(values) if field == 'iteration' else min(count or 5, len(values))
-    parts = []
+    parts: list[Part] = []
     for within in np.array_split(values, number):
         first, last = within[0], within[-1]
         name = f'iteration{first + 1}'
@@ -153,7 +153,7 @@ def topics(parts: Sequence[Part], count: int) -> dict[str, list[float]]:
     shares = np.stack([part.mean(axis=0) for part in np.split(of_texts, ends)])
     words = counter.get_feature_names_out()
     topic_of_word = model.components_.argmax(axis=0)
-    named = {}
+    named: dict[str, list[float]] = {}
     for number, weights in enumerate(model.components_):
         members = np.flatnonzero(topic_of_word == number)
         largest = members[np.argsort(-weights[members])][:_TOPIC_WORDS]
@@ -170,7 +170,7 @@ def write_sets(parts: Sequence[Part], folder: Path) -> list[Path]:
     for path in folder.iterdir():
         if _WRITTEN.fullmatch(path.name):
             path.unlink()
-    paths = []
+    paths: list[Path] = []
     for part in parts:
         # Without a label (drzero.labels=majority) there is nothing to compare an answer with.
         lines = list(filter(None, map(_line, part.questions)))
@@ -227,7 +227,7 @@ def write_pictures(
     figures: Mapping[str, Json], shares: Mapping[str, Sequence[float]], folder: Path
 ) -> list[Path]:
     """Draws the shares among the figures, the rating, and the topics over the parts; returns the paths of the files."""
-    paths = []
+    paths: list[Path] = []
     for file, y, limits, names in (
         ('asked', 'share', (0, 1), _SHARES),
         ('rating', 'rating, 1 to 5', (1, 5), _RATING),

@@ -171,7 +171,7 @@ def _records(
     steps = document.get('steps')
     if not isinstance(steps, list):
         raise UserError(f'{path}: "steps" must be a list, as in the ATIF format')
-    segments = []
+    segments: list[dict[str, str]] = []
     turns: list[dict[str, Any] | None] = []
     task = ''
     for number, step in enumerate(steps, 1):

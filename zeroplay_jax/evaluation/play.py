@@ -239,7 +239,7 @@ def grade_tasks(
     # Answers after a failed tool call, or after searches that found nothing, which measure the policy only if these are
     # rare. They are recorded when this is known, so that a search server that is down or empty leaves nothing behind
     # that would be resumed.
-    held = {}
+    held: dict[str, tuple[Answer, ...]] = {}
 
     async def play(task: RubricTask) -> None:
         """Plays and grades one task."""

@@ -129,7 +129,7 @@ def flags_of(results: Any) -> dict[int, np.ndarray]:
 
     {} if there are none, or if they are damaged, as in a file that was edited by hand.
     """
-    flags = {}
+    flags: dict[int, np.ndarray] = {}
     try:
         # Keys of JSON objects are texts.
         for hops, correct in results.items():

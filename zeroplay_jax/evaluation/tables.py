@@ -99,7 +99,7 @@ def _csv(rows: Rows) -> str:
         any(isinstance(cell, Figure) for cell in column) for column in zip(*rows, strict=True)
     ]
     for row in rows:
-        cells = []
+        cells: list[object] = []
         for cell, is_split in zip(row, has_figures, strict=True):
             if isinstance(cell, Figure):
                 cells += [cell.mean, *(cell.ends or ('', '')), cell.deviation]

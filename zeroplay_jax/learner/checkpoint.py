@@ -243,7 +243,7 @@ def remove_after(
 
 def _damage_of_newest(hosts: Hosts, folder: pathlib.Path, steps: list[int]) -> dict[int, str]:
     """Returns step → its damage, for the steps behind the last whole one, the newest first."""
-    damage_of_step = {}
+    damage_of_step: dict[int, str] = {}
     for step in reversed(steps):
         damage = find_damage(folder / str(step), hosts.index, hosts.count)
         damages = [text for text in hosts.gather(damage) if text]

@@ -114,7 +114,7 @@ def loss(
     )
     # The state of a token predicts the next one.
     predicted = {'tokens': batch.tokens[:, 1:]}
-    teacher_matrices = {}
+    teacher_matrices: Params = {}
     teacher_weight = None
     if config.distills and batch.teacher is not None:
         assert teacher_params is not None

@@ -165,7 +165,7 @@ class ValueNetwork(Trained):
         errors = given_returns - old_values
         moments = _moments(hosts, mask, [old_values, advantages, given_returns, errors])
         of_values, of_advantages, of_rewards, of_errors = moments
-        stats = {'value_network/value': (of_values.mean, 1.0)}
+        stats: Stats = {'value_network/value': (of_values.mean, 1.0)}
         # Equal rewards have no variance to explain; rounding would give them a little.
         if of_rewards.variance > _EQUAL:
             unexplained = of_errors.variance / of_rewards.variance
@@ -303,8 +303,8 @@ def _divided(
     for minibatch in minibatches:
         local_tokens.append(sum(int(batch.mask.sum()) for batch in minibatch))
     tokens = np.sum(hosts.gather(local_tokens), axis=0)
-    policy_minibatches = []
-    value_minibatches = []
+    policy_minibatches: list[list[Batch]] = []
+    value_minibatches: list[list[ValueBatch]] = []
     start = 0
     for minibatch, num_tokens in zip(minibatches, tokens, strict=True):
         policy_batches = []

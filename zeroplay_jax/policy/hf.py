@@ -120,7 +120,7 @@ def _read_parts(
 def _load_tensor(stored: StoredTensors, tensor: Tensor, target: Sharding, dtype) -> jax.Array:
     """Returns a tensor as an array with the sharding `target`. Reads each slice of this process once."""
     # Devices by slice: several devices may hold the same one. Slices cannot be hashed before Python 3.12.
-    slices = {}
+    slices: dict[str, tuple[slice, ...]] = {}
     devices: dict[str, list] = {}
     indices = target.addressable_devices_indices_map(tensor.shape)
     for device, index in indices.items():
@@ -174,7 +174,7 @@ def load(
     stored = checked_headers(folder, config)
     # Computed before the first tensor is read, so that a mesh that does not divide the shapes raises early.
     shardings = _tensor_shardings(config, tensor_of_path, mesh, training_layout)
-    flat = {}
+    flat: dict[str, jax.Array] = {}
     with progress_bar(len(tensor_of_path), 'tensors', 'load', shown=progress) as bar:
         for path, tensor in tensor_of_path.items():
             is_quantized = quantized and adapters.is_quantized(path)

@@ -314,7 +314,7 @@ def _other_weights(folder: Path) -> str:
 
 def file_headers(path: Path) -> StoredTensors:
     """Returns every tensor of a safetensors file by name. Reads the header only."""
-    stored = {}
+    stored: StoredTensors = {}
     with open_file(path) as file:
         for name in file.keys():
             # Opens the tensor without reading its values.
@@ -387,7 +387,7 @@ def checked_headers(folder: Path, config: ModelConfig) -> StoredTensors:
                 f'{folder}: tensor {name} is the head of a classifier, reward or value model; take the checkpoint of a '
                 'language model'
             )
-    expected = []
+    expected: list[Tensor] = []
     for parameter in tensors(config).values():
         expected += parameter.parts
     for tensor in expected:

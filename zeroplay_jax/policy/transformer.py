@@ -117,7 +117,7 @@ def hidden(
 def empty_cache(config: ModelConfig, slots: int, length: int) -> Cache:
     """Returns a zero cache of slots that hold `length` tokens."""
     shape = (slots, length, config.kv_heads, config.head_dim, config.dtype)
-    cache = list(attention.empty_cache(config.layers, *shape))
+    cache: list[Any] = list(attention.empty_cache(config.layers, *shape))
     for layer, window in enumerate(config.windows):
         if window == DELTA and config.delta is not None:
             cache[layer] = delta.empty_state(config.delta, slots, config.dtype)
@@ -127,7 +127,7 @@ def empty_cache(config: ModelConfig, slots: int, length: int) -> Cache:
 def empty_buffer(config: ModelConfig, slots: int, burst: int, cache: Cache) -> Cache:
     """Returns zero keys and values for the tokens of one decode burst, and the states of the cache."""
     shape = (slots, burst, config.kv_heads, config.head_dim, config.dtype)
-    buffer = list(attention.empty_buffer(config.layers, *shape))
+    buffer: list[Any] = list(attention.empty_buffer(config.layers, *shape))
     for number, layer in enumerate(cache):
         if isinstance(layer, delta.State):
             buffer[number] = layer.running

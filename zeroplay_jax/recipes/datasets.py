@@ -155,7 +155,7 @@ class DocumentSampler:
         if self._from_file:
             return self._from_file.tasks(step, size)
         rng = identity_rng(self._seed, step.number)
-        seeds = []
+        seeds: list[SeedDocument] = []
         types = itertools.cycle(self._types)
         used: set[int] = set()
         # The ratio is exact in every batch. Dr. Zero's code draws hop counts independently, which
@@ -256,7 +256,7 @@ class DocumentFile:
     def tasks(self, step: Step, size: int) -> list[Task]:
         """Returns tasks on the next `size` documents, a function of the arguments; UserError for an unknown phase."""
         used_before = self._used_before(step)
-        seeds = []
+        seeds: list[SeedDocument] = []
         for cell, count in self._cell_counts(size).items():
             seeds += self._datasets[cell].take(used_before[cell], count)
         return numbered_tasks(step, seeds)
@@ -391,7 +391,7 @@ def hidden_answers(config: Config, library: Library) -> list[HiddenAnswer]:
       UserError: there is neither a file nor a miniature world, or a line is unusable.
     """
     # (answer, provenance). SSP's gates compare with one text, so the first accepted answer is used.
-    answers = []
+    answers: list[tuple[str, Json]] = []
     if config.inputs.answers:
         for record in files.read_lines(config.inputs.answers):
             answers.append((files.accepted_answers(record)[0], files.provenance(record)))
@@ -446,7 +446,7 @@ def alternate(config: Config) -> list[Phase]:
     After its `train_iterations` a role has no phase of its own; questions are generated all the same.
     """
     steps = generation_steps(config)
-    phases = []
+    phases: list[Phase] = []
     for iteration in range(config.schedule.iterations):
         iteration_phases = (
             Phase('proposer', config.proposer.steps, ('proposer',)),
@@ -473,7 +473,7 @@ def simultaneous(
       steps: steps per phase.
       clear_pool_every: see `Phase`.
     """
-    phases = []
+    phases: list[Phase] = []
     for iteration in range(config.schedule.iterations):
         # A role that is no longer trained still makes rollouts (SSP's ablations with a fixed proposer or solver).
         trained = tuple(role for role in roles if is_trained(config, role, iteration))

@@ -35,7 +35,7 @@ def path_of(trajectory: Trajectory, seed: SeedDocument, question: str, answer: s
 
     It has one step {'think', 'query', 'found'} per query, in order; 'found' lists the passages as texts.
     """
-    steps = []
+    steps: list[Json] = []
     for turn in trajectory.turns:
         call = turn.call
         # Calls that were not run returned nothing, so they are left out.
@@ -150,7 +150,7 @@ def teacher_prompt(
 def _shorten_longest_passage(path: dict[str, Any]) -> bool:
     """Cuts the longest passage of `path` down to its title, in place; returns False if all are short already."""
     # (length, step, position): among passages of equal length the last one is cut.
-    candidates = []
+    candidates: list[tuple[int, int, int]] = []
     for step_number, step in enumerate(path['steps']):
         for number, passage in enumerate(step['found']):
             if len(passage) > _SHORT_PASSAGE:

@@ -181,9 +181,9 @@ class Recipe(RecipeBase):
         for trajectory in proposals:
             passages += retrieved_passages(trajectory)
         context.hosts.share(task.identity, passages)
-        proposer_rows = []
-        solver_rows = []
-        questions = []
+        proposer_rows: list[Row] = []
+        solver_rows: list[Row] = []
+        questions: list[Question] = []
         rejections = []
         for number, trajectory in enumerate(proposals):
             question = self._question(task, trajectory)
@@ -216,7 +216,7 @@ class Recipe(RecipeBase):
           Why the question is rejected, or None; the solver's rows, [] for a rejected question.
         """
         reason = self._rule_gate(trajectory, question)
-        attempts = []
+        attempts: list[Row] = []
         try:
             if reason is None and self.config.ssp.answerability_check:
                 reason = await self._answerability(context, task, number, trajectory, question)
@@ -305,7 +305,7 @@ class Recipe(RecipeBase):
 
     async def _noise(self, context, hidden: HiddenAnswer, read_ids: set) -> list[Json]:
         """Waits for the passages of the episodes in `hidden.noise_from`; returns those not in `read_ids`."""
-        noise = []
+        noise: list[Json] = []
         for identity in hidden.noise_from:
             passages = await context.hosts.await_shared(tuple(identity))
             if self.config.ssp.noise_unit == 'document':

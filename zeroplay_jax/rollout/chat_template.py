@@ -318,7 +318,7 @@ class ChatTemplate:
     def _find_end_texts(self) -> tuple[str, ...]:
         texts = []
         # Some templates end the last turn of a chat with another token than earlier ones.
-        followers = [(), ('user',)]
+        followers: list[Roles] = [(), ('user',)]
         if self.tool_role:
             followers.append((self.tool_role,))
         for roles in followers:

@@ -243,7 +243,7 @@ def fill(prompt: Prompt, tools: Sequence[str] = (), **fields: object) -> list[Me
     Raises:
       KeyError: the prompt has a field without a value.
     """
-    messages = []
+    messages: list[Message] = []
     for role, text in (('system', prompt.system), ('user', prompt.user)):
         # Split and not formatted, so that every value stays a part of its own, which the codec encodes as untrusted
         # text, and braces in a value have no meaning.

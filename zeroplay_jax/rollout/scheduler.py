@@ -351,8 +351,8 @@ class Scheduler:
         for pool, calls in self._calls.items():
             self.workers.submit(pool, calls)
         self._calls.clear()
-        started_chunks = []
-        started_scores = []
+        started_chunks: list[tuple[SlotPool, DecodeChunk]] = []
+        started_scores: list[scoring.Scores] = []
         for pool in self._distinct_pools():
             pool.admit()
             pool.prefill(self.weights)

@@ -170,7 +170,7 @@ class SlotPool:
     def clone_siblings(self) -> None:
         """Starts waiting siblings of prefilled prompts in free slots."""
         blocked_shards = self._blocked_shards()
-        rows = []
+        rows: list[CloneRow] = []
         for prefix in self.placement.open_prefixes:
             if not prefix.is_cached or prefix.shard in blocked_shards:
                 continue
@@ -265,8 +265,8 @@ class SlotPool:
 
     def _begin_turns(self) -> list[PutRow]:
         """Begins the next turns that get pages, oldest rollouts first; returns their rows, to be put."""
-        rows = []
-        waiting = []
+        rows: list[PutRow] = []
+        waiting: list[Rollout] = []
         blocked_shards = set()
         for rollout in sorted(self.waiting_for_pages, key=lambda rollout: rollout.identity):
             shard = rollout.prefix.shard
@@ -299,8 +299,8 @@ class SlotPool:
         self.placement.stats['generated_tokens'] += int(count.sum())
         if chunk.cached is not None:
             self.record_prefill(np.where(is_current, chunk.cached, 0))
-        calls = []
-        refused = []
+        calls: list[tuple[Rollout, ToolCall]] = []
+        refused: list[tuple[Rollout, np.ndarray]] = []
         rewound_slots = []
         rewound_lengths = []
         for slot, rollout in enumerate(self.rollouts):

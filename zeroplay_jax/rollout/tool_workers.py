@@ -123,7 +123,7 @@ class ToolWorkers:
         """Starts the calls of one decode chunk, batched per tool; `finished` returns their results."""
         # Grouped by `id`: tools of two roles may share a name and be different objects.
         calls_of_tool: dict[int, list[PendingCall]] = collections.defaultdict(list)
-        tools = {}
+        tools: dict[int, Tool] = {}
         for rollout, call in calls:
             tool = rollout.env.tools[call.tool]
             # The thread gets a copy, because a call that fails or times out must not change the state.
@@ -195,7 +195,7 @@ class ToolWorkers:
         Removes their batches, counts calls and failures, and stores the tool state of successful calls in
         their rollouts.
         """
-        ended = []
+        ended: list[tuple[PendingCall, ToolCall]] = []
         # The items are copied, because the loop removes finished batches.
         for future, batch in list(self._batches.items()):
             if not future.done() and not self._is_overdue(batch):

@@ -244,7 +244,7 @@ class Hosts:
         Raises:
           Exception: as `run_on_all_and_gather`.
         """
-        results = []
+        results: list[Any] = []
         self.run_on_all_and_gather(lambda: results.append(call(*arguments, **keywords)))
         return results[0]
 
@@ -323,7 +323,7 @@ class Hosts:
         if keep is None:
             # Reads of cancelled episodes may occupy the threads.
             self._readers = DaemonPool(_READERS, 'shared')
-        kept = {}
+        kept: dict[Identity, asyncio.Future] = {}
         for identity, future in self._shared.items():
             if keep is not None and identity[0] == keep:
                 kept[identity] = future

@@ -138,7 +138,7 @@ class MetricsWriter:
           values: metric name → value. A value that is not finite is absent from the curves and null in the file.
         """
         curves = {}
-        record = {'step': step, 'iteration': iteration, 'phase': phase}
+        record: dict[str, object] = {'step': step, 'iteration': iteration, 'phase': phase}
         for name, value in values.items():
             # JSON has no NaN or infinity, and curves break at them.
             if math.isfinite(value):

@@ -142,7 +142,7 @@ class RemoteWorkdir:
 
     def manifests(self) -> dict[int, Manifest]:
         """Returns step → files of all complete steps, in ascending order. One that cannot be read does not count."""
-        manifests = {}
+        manifests: dict[int, Manifest] = {}
         for entry in self.bucket.list(self.name(_STEPS)):
             stored = self.bucket.read(entry.name)
             if stored is None:

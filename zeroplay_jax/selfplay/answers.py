@@ -150,7 +150,7 @@ def retrieved_passages(trajectory: Trajectory) -> list[Json]:
     """
     searches = trajectory.calls_of('search')
     # Distinguished by id, because several passages of one article share its title.
-    passages = {}
+    passages: dict[object, Json] = {}
     best_of_last_query: Json | None = None
     for call in searches:
         for query_passages in call.documents:

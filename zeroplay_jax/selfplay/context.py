@@ -103,7 +103,7 @@ class StepRun:
     @property
     def rows(self) -> list[Row]:
         """The rows of all outcomes."""
-        rows = []
+        rows: list[Row] = []
         for outcome in self.outcomes:
             rows += outcome.rows
         return rows

@@ -217,7 +217,7 @@ class Engine:
 
         Returns the carried-over rows of the filter that the first step of a phase discards; [] in other steps.
         """
-        discarded_rows = []
+        discarded_rows: list[Row] = []
         if step.index == 0:
             discarded_rows = self.filter.discard_carried_over()
             self.collector.begin_phase()
@@ -253,7 +253,7 @@ class Engine:
 
     def _update_roles(self, step: Step, rows: Sequence[Row], outcomes: Sequence[Outcome]) -> Stats:
         """Updates all roles that the step trains and records what they learnt; returns statistics."""
-        stats = {}
+        stats: Stats = {}
         has_learnt: dict[str, bool] = {}
         # Names of weights with an update that was skipped because its gradient was not finite.
         nonfinite = set()
@@ -329,7 +329,7 @@ class Engine:
         Episodes in progress are ended.
         """
         self.close()
-        views = {}
+        views: dict[str, Params] = {}
         for name, learner in self.learners.items():
             learner_state = dict(device_state[name])
             if 'ahead' in learner_state:

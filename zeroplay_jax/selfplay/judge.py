@@ -173,7 +173,7 @@ def rubrics(
 def _written_rubrics(block: str) -> tuple[list[tuple[str, str]], collections.Counter[str]]:
     """Returns attributes and text of every closed item of a block; counts what else is in it ('malformed', 'stray')."""
     # One pass over the tags: a pattern of a whole item would read a reply of many opening tags again from each.
-    written = []
+    written: list[tuple[str, str]] = []
     rest: collections.Counter[str] = collections.Counter()
     attributes = None
     position = 0

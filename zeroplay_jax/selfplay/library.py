@@ -155,7 +155,7 @@ class WorldMaterial:
     def answers(self) -> list[str]:
         """Returns the values of all facts, each once, in the same order in every process."""
         # A dict keeps the order of insertion; the order of a set of texts differs between processes.
-        values = {}
+        values: dict[str, None] = {}
         for world in self._worlds:
             for facts in world.facts.values():
                 values.update(dict.fromkeys(facts.values()))

@@ -89,7 +89,7 @@ def build_library(config: Config, with_open_tasks: bool = False) -> Library:
         training = TrainingCorpus(
             corpus.client, top_k, config.tools.page_words, held_out, len(documents)
         )
-    open_tasks = []
+    open_tasks: list[Question] = []
     if config.eval.tasks:
         open_tasks = files.open_tasks(config.eval.tasks)
     sampled_tasks = files.sample(open_tasks, config.eval.questions, seed=0)
@@ -106,7 +106,7 @@ def build_library(config: Config, with_open_tasks: bool = False) -> Library:
 def _evaluation_questions(config: Config) -> list[Question]:
     """Returns a sample of the questions of every file of `eval.file`; of several each names its file."""
     paths = config.eval.file.split(',') if config.eval.file else []
-    questions = []
+    questions: list[Question] = []
     for path in paths:
         # The seed is fixed, so that runs with different seeds are compared on the same questions.
         sampled = files.sample(files.questions(path), config.eval.questions, seed=0)
@@ -226,11 +226,11 @@ def _world_library(config: Config, with_open_tasks: bool) -> Library:
     """Returns the library of the miniature worlds: training searches training worlds, evaluations search all."""
     training_worlds = _worlds(config, 'train')
     held_out, questions = held_out_corpus_and_questions(config)
-    passages = []
+    passages: list[tuple[str, str]] = []
     for world in training_worlds:
         for passage in world.passages:
             passages.append((passage.title, passage.text))
-    open_tasks = []
+    open_tasks: list[Question] = []
     if with_open_tasks:
         count = min(config.eval.questions, _MAX_WORLD_TASKS)
         worlds = _worlds(config, 'evaluation')
@@ -277,7 +277,7 @@ def linked_documents(passages: Sequence[tuple[str, str]]) -> tuple[Document, ...
       passages: (title, text); every title is one word, as in the miniature worlds.
     """
     titles = {title for title, _ in passages}
-    links = {}
+    links: dict[str, list[str]] = {}
     for title, text in passages:
         words = dict.fromkeys(re.findall(r'\w+', text))
         links[title] = [word for word in words if word in titles and word != title]
@@ -294,7 +294,7 @@ def linked_documents(passages: Sequence[tuple[str, str]]) -> tuple[Document, ...
                 longest = max(longest, longest_chain(target, visited | {target}))
         return longest
 
-    documents = []
+    documents: list[Document] = []
     for title, text in passages:
         depth = longest_chain(title, frozenset([title]))
         documents.append(Document(title, text, depth, id=title))

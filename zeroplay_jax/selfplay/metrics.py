@@ -506,7 +506,7 @@ def health(
         _EMPTY_SEARCHES: _empty_searches(rows),
         'judge_lost_share': (lost_judgements, judge_counts.get('asked', 0)),
     }
-    stats = {}
+    stats: Stats = {}
     for name, (total, cases) in counts.items():
         # Searches of which all find nothing are an empty index, also in small steps.
         is_empty_index = name == _EMPTY_SEARCHES and total == cases >= _MIN_ALL_EMPTY

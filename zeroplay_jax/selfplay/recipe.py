@@ -237,7 +237,7 @@ class Recipe:
         Phases of one name are one kind. Of each kind, tasks are collected from its first steps until there are 64 or
         more. `tasks` is called with an empty pool, so a phase that trains on proposed questions has none.
         """
-        selected = []
+        selected: list[tuple[Step, Task]] = []
         tasks_of_phase: dict[str, int] = {}
         cursor = BatchCursor()
         for step in all_steps(self.phases()):

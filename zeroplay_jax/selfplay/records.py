@@ -413,7 +413,7 @@ def task_log(
       outcomes: the outcomes of `tasks`, in the same order.
       pool_refusals: per outcome and question, the reason code why the pool refused it, or None.
     """
-    records = []
+    records: list[Json] = []
     for task, outcome, refusals in zip(tasks, outcomes, pool_refusals, strict=True):
         task_fields = _task_fields(task)
         dropped_rollouts = _dropped_rollouts(task_fields, outcome.rows)

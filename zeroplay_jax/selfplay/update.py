@@ -111,7 +111,7 @@ class RoleUpdates:
         """
         self.operations = 0.0
         self.task_log = []
-        plans = {}
+        plans: dict[str, RolePlan] = {}
         # The order matters with shared weights (SSP): the second role is updated from weights that
         # the first one has just changed.
         for role in step.phase.trains:
@@ -315,8 +315,8 @@ class GroupFilter:
         surplus_groups = set(groups[settings.batch :])
         carries_surplus = settings.surplus == 'carry'
         trained: list[Row] = []
-        surplus = []
-        excluded_rows = []
+        surplus: list[Row] = []
+        excluded_rows: list[Row] = []
         # Dropped rows stay with their group, because `set_advantages` checks the size of groups.
         for row in candidates:
             if row.group in batch_groups:
@@ -344,7 +344,7 @@ class GroupFilter:
     def discard_carried_over(self) -> list[Row]:
         """Forgets the carried-over rows of all roles and returns them for the log; called at the start of a phase."""
         # The new phase trains another role or other questions, so older rollouts would be far off-policy.
-        rows = []
+        rows: list[Row] = []
         for surplus in self._carried_over.values():
             rows += surplus
         self._carried_over = {}

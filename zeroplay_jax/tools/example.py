@@ -221,7 +221,7 @@ class _Example:
             wanted = self._valid(schema['contains'], hint, f'{path}/contains')
             entries += itertools.islice(wanted, schema.get('minContains', 1))
         missing = max(fewest, 1) - len(entries)
-        values = []
+        values: list[Any] = []
         if missing > 0:
             candidates = self._valid(items, hint, f'{path}/items')
             if schema.get('uniqueItems'):
@@ -237,7 +237,7 @@ class _Example:
 
 
 def _without_repeats(values: Iterator[Any]) -> Iterator[Any]:
-    seen = []
+    seen: list[Any] = []
     for value in values:
         if value not in seen:
             seen.append(value)

@@ -100,7 +100,7 @@ def build_tools(config: Config, source: DocumentSource) -> dict[str, Tool]:
       UserError: an entry cannot be imported or does not give a tool, two tools share a name, or an MCP server does
         not answer.
     """
-    tools = {}
+    tools: dict[str, Tool] = {}
     for entry in config.tools.names:
         for tool in _tools_of(entry, config, source):
             try:

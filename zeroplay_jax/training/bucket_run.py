@@ -100,7 +100,7 @@ def opened(hosts: Hosts, workdir: str, config: Config) -> Iterator[RemotePlace]:
       WorkdirError: another process has the lease, or a local folder for longer than processes of a killed run live.
     """
     with contextlib.ExitStack() as stack:
-        leases = []
+        leases: list[Lease] = []
 
         def open_in_first() -> _Shared:
             lease, shared = stack.enter_context(_opened(hosts, workdir, config))
@@ -216,7 +216,7 @@ def _place(
       config: of the run.
     """
     _, lease_id, texts = shared
-    manifests = {}
+    manifests: dict[int, Manifest] = {}
     for text in texts:
         step, files = manifest_of(text.encode())
         assert files is not None

@@ -314,7 +314,7 @@ def failure_check(
     Raises (the function):
       UserError: more failures than `retrieval.max_failure_rate` or `tools.max_failure_rate` allows.
     """
-    tools = {}
+    tools: dict[int, Tool] = {}
     for context in contexts:
         for role in context.roles.values():
             for tool in role.env.tools.values():
@@ -364,8 +364,8 @@ def rollout_context(
         model = ServedModel(config)
     sampler_config = SamplerConfig(**dict(config.sampler), eos=opened.codec.eos_ids)
     sampler_mesh = sharding.local_mesh(opened.mesh)
-    roles = {}
-    pools = {}
+    roles: dict[str, Role] = {}
+    pools: dict[str, SlotPool] = {}
 
     def make_pool() -> SlotPool:
         sampler = Sampler(opened.model, sampler_config, sampler_mesh)
@@ -579,7 +579,7 @@ def build_learners(
     # One device needs no layout constraints, and the compiled program is simpler without them.
     model = dataclasses.replace(model, mesh=mesh if mesh.size > 1 else None)
     # Each learner copies `params`, because an update donates the buffers of its weights.
-    learners = {}
+    learners: dict[str, Learner] = {}
     for weights, roles in roles_of_weights.items():
         initial = params
         if base is not None:
@@ -604,7 +604,7 @@ def build_value_networks(
 ) -> dict[str, ValueNetwork]:
     """Returns the value network of every role with `baseline=value`, initialised with the loaded weights."""
     model = dataclasses.replace(model, mesh=mesh if mesh.size > 1 else None)
-    networks = {}
+    networks: dict[str, ValueNetwork] = {}
     for role in trained_roles(config):
         if config[role].baseline == 'value':
             from zeroplay_jax.learner.value_network import ValueNetwork

@@ -92,7 +92,7 @@ def evaluate(config: Config, plan: Plan) -> dict[str, Any]:
         inputs = _inputs(config, path)
         _check_inputs(plan.folder, inputs)
         with GradingRecord(plan.folder) as grading:
-            estimates = []
+            estimates: list[JudgeEstimate] = []
 
             def before_weights(context: RolloutContext) -> None:
                 """Prints the estimate; refuses long prompts, rubrics that no rule reads, judges without verdicts."""
@@ -316,7 +316,7 @@ def _grade(
     """Plays and grades what is not recorded, with a progress bar."""
     context = run.evaluation
     assert context.judge is not None
-    of_name = {'judge': context.judge}
+    of_name: dict[str, Judge] = {'judge': context.judge}
     if len(costs) > 1:
         of_name['second_judge'] = _second_judge(config)
     judges = []

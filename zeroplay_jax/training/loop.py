@@ -259,7 +259,7 @@ def _train(
                 raise Preempted(f'stopped by SIGTERM, everything is saved {moment}') from None
             metrics |= cache.take_metrics()
             metrics['seconds/save'] = save_seconds
-            alarms = []
+            alarms: list[Alarm] = []
             stop = None
             if step.phase.name != 'evaluation':
                 # All processes get the same alarms: the watched metrics are those of the whole step.
@@ -479,7 +479,7 @@ def evaluate_step(
     raise_if_nothing_found(engine.config, searches)
     judge_stats = rollouts.gather_judge_stats()
     # Keys are texts and values numbers, because the state is stored as JSON.
-    results_by_hops = {}
+    results_by_hops: dict[str, list[int]] = {}
     metrics = {}
     for hops, is_correct in correct.items():
         results_by_hops[str(hops)] = is_correct.astype(int).tolist()

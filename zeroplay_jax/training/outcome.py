@@ -442,7 +442,7 @@ class Alarms:
           metrics: its metrics.
         """
         watched = dict(metrics) | self._length_growth(step, metrics)
-        alarms = []
+        alarms: list[Alarm] = []
         for name, figure in FIGURES.items():
             for metric, value in _values(watched, figure.metrics):
                 alarm = self._check_value(step, name, metric, value)

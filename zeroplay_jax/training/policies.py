@@ -180,7 +180,7 @@ def generation_config(folder: pathlib.Path, environments: Sequence[Environment])
     """
     codec = environments[0].codec
     path = folder / _GENERATION_FILE
-    fields = {}
+    fields: dict[str, object] = {}
     if path.is_file():
         fields = json_text.read_object(path, float)
     end_ids = list(codec.eos_ids)
@@ -196,7 +196,7 @@ def generation_config(folder: pathlib.Path, environments: Sequence[Environment])
 def stop_strings(environments: Sequence[Environment]) -> list[str]:
     """Returns the strings that end a turn of any of the environments, each once."""
     # A dict keeps the order.
-    stops = {}
+    stops: dict[str, None] = {}
     for environment in environments:
         stops.update(dict.fromkeys(environment.stops))
     return list(stops)

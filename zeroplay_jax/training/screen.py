@@ -301,7 +301,7 @@ class TimeLeft:
             return Prediction(0.0, 0.0)
         # Steps are counted per phase, because there are few kinds of phases but thousands of steps.
         count_of_phase: collections.Counter[str] = collections.Counter()
-        phases = {}
+        phases: dict[str, Phase] = {}
         for step in remaining_steps:
             count_of_phase[step.phase.name] += 1
             phases[step.phase.name] = step.phase
