@@ -40,6 +40,6 @@ def get_config():
     config.world.evaluation = (12, 12)
     config.eval.update(every=12, questions=60, hops=(1, 2, 3, 4, 5, 6))
     config.checkpoint.every = 5
-    # Of the held-out questions eight per hop count.
+    # Of the held-out questions eight per hop count; as many of every step.
     config.log_trajectories = 48
     return config

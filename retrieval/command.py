@@ -144,8 +144,8 @@ def exit_status(
     except UserError as error:
         line = str(error)
     except OSError as error:
-        problem = f'{error.filename}: {error.strerror}' if error.filename else str(error)
-        line = f'{problem}; {disk_fix}'
+        # A full disk names no file.
+        line = f'{error.filename or "writing"}: {error.strerror or error}; {disk_fix}'
     except KeyboardInterrupt:
         status, line = _INTERRUPTED, stopped
     # stdout may be piped into another program.

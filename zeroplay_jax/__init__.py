@@ -12,6 +12,7 @@
 These functions are in zeroplay_jax/api.py; the module is loaded when the first of them is used.
 """
 
+import itertools
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -52,14 +53,26 @@ os.environ.setdefault('TRANSFORMERS_VERBOSITY', 'error')
 
 # Commands that load libraries for seconds, during which Ctrl-C should end them at once.
 CTRL_C_WHILE_LOADING = ('ask', 'compare', 'evaluate', 'export', 'inputs', 'main', 'report')
-# While `python -m zeroplay_jax.main` imports this package, sys.argv begins with '-m'. So it does while a package of a
-# user imports this one, which may write files that the end of a reader must not cut off.
-if sys.argv[:1] == ['-m'] and any(word.startswith('zeroplay_jax') for word in sys.orig_argv):
+
+
+def _module_run() -> str:
+    """Returns the module of `python -m MODULE` while it is imported, else ''."""
+    # Only then sys.argv begins so. Python takes -mMODULE too.
+    if sys.argv[:1] == ['-m']:
+        for word, following in itertools.pairwise([*sys.orig_argv, '']):
+            if word.startswith('-m'):
+                return word[2:] or following
+    return ''
+
+
+_module = _module_run()
+# Not for a module of a user that imports this package: it may write files, which the end of a reader must not cut off.
+if _module.split('.')[0] == 'zeroplay_jax':
     from zeroplay_jax.runtime import signals
 
     signals.open_closed()
     signals.end_with_reader()
-    if {f'zeroplay_jax.{name}' for name in CTRL_C_WHILE_LOADING} & set(sys.orig_argv):
+    if _module.partition('.')[2] in CTRL_C_WHILE_LOADING:
         signals.exit_while_loading()
 
 

@@ -34,6 +34,7 @@ from zeroplay_jax.evaluation import protocols, question_sets, report_builder, st
 from zeroplay_jax.retrieval import downloads, json_text, objects
 from zeroplay_jax.retrieval.command import Parser, exit_status
 from zeroplay_jax.runtime import record as run_record
+from zeroplay_jax.runtime import signals
 from zeroplay_jax.runtime.remote_workdir import local_run
 from zeroplay_jax.types import Json, UserError
 
@@ -266,6 +267,7 @@ def _figures(run: Json) -> dict[str, tables.Cell]:
 
 def main(argv: list[str] | None = None) -> int:
     """Prints the table; returns the exit status (`exit_status`)."""
+    signals.raise_again()
     return exit_status('zeroplay_jax.compare', lambda: _run(_parser().parse_args(argv)))
 
 

@@ -33,6 +33,7 @@ from zeroplay_jax.evaluation import atif
 from zeroplay_jax.evaluation.report_builder import read_lines
 from zeroplay_jax.retrieval.command import Parser, exit_status, show_messages
 from zeroplay_jax.runtime import record as run_record
+from zeroplay_jax.runtime import signals
 from zeroplay_jax.runtime.disk import write_text
 from zeroplay_jax.runtime.remote_workdir import local_run
 from zeroplay_jax.selfplay.recipe import recipe_class
@@ -53,6 +54,7 @@ EXAMPLES = """examples:
 
 def main(argv: list[str] | None = None) -> int:
     """Writes the folders and prints their paths; returns the exit status (`exit_status`)."""
+    signals.raise_again()
     # `export` turns errors of --out into UserErrors; others are of the run or its starting checkpoint.
     return exit_status('zeroplay_jax.export', lambda: _run(argv))
 

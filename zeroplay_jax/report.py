@@ -6,6 +6,7 @@ import sys
 
 from zeroplay_jax.evaluation import pictures, report_builder, report_server
 from zeroplay_jax.retrieval.command import Parser, exit_status, number_type
+from zeroplay_jax.runtime import signals
 from zeroplay_jax.runtime.remote_workdir import local_run
 from zeroplay_jax.types import UserError
 
@@ -21,6 +22,7 @@ EXAMPLES = """examples:
 
 def main(argv: list[str] | None = None) -> int:
     """Writes the file and prints its path; returns the exit status (`exit_status`)."""
+    signals.raise_again()
     return exit_status('zeroplay_jax.report', lambda: _run(argv), 'choose another file')
 
 

@@ -93,7 +93,7 @@ def test_the_config_has_exactly_the_fields_of_the_schema_and_each_is_documented(
         if name.startswith('solver.')
         and name[7:] not in (*schema.FILTER_FIELDS, *schema.DISTILL_FIELDS)
     }
-    assert {name for name in fields.leaves(config)} == {*names, *roles.values()}
+    assert set(fields.leaves(config)) == {*names, *roles.values()}
     assert not [name for name, field in all_leaf_fields() if not field.description]
     for name, value in fields.leaves(config).items():
         assert not isinstance(value, float) or math.isfinite(value), name
@@ -106,7 +106,7 @@ def test_a_field_of_an_earlier_version_is_refused_with_its_new_name(sound, old):
         command_line.parse_flags(['main', f'--config.{old}=1'])
     line = str(caught.value)
     assert line == f'config.{old}: renamed; it is config.{new} now'
-    names = {name for name in fields.leaves(fields.fields_of_all())}
+    names = fields.leaves(fields.fields_of_all())
     assert old not in names and new.split(' ')[0] in names
     section, _, field = old.partition('.')
     with sound.unlocked():

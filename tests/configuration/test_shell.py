@@ -66,6 +66,7 @@ def test_a_command_outlives_the_readers_of_its_output(tmp_path, redirection, gon
         sent('-m zeroplay_jax | true', ''),
         sent('-m zeroplay_jax.report --figure=list | true', ''),
         sent('-m zeroplay_jax.main --help | true', ''),
+        sent('-mzeroplay_jax.report --figure=list | true', ''),
         sent('-c "import zeroplay_jax.__main__ as z; z.main()" | true', ''),
     ],
 )
@@ -81,7 +82,7 @@ def test_a_package_that_imports_this_one_is_not_cut_off(tmp_path):
     (tmp_path / 'package' / '__init__.py').write_text('import zeroplay_jax\n')
     code = "import sys\ntry:\n    print('line', flush=True)\nfinally:\n    open('ended', 'w')\n"
     (tmp_path / 'package' / 'program.py').write_text(code)
-    script = f'set -o pipefail; (sleep 1; {sys.executable} -m package.program) | true'
+    script = f'set -o pipefail; (sleep 1; {sys.executable} -m package.program zeroplay_jax/mini/base) | true'
     environment = os.environ | {'PYTHONPATH': str(ROOT)}
     subprocess.run(['bash', '-c', script], cwd=tmp_path, env=environment, timeout=60, **PIPES)
     assert (tmp_path / 'ended').exists()

@@ -1,6 +1,8 @@
 """The page of a run that is going on, served on this machine."""
 
 import contextlib
+import signal
+import sys
 import threading
 import time
 import urllib.error
@@ -8,6 +10,7 @@ import urllib.request
 
 import pytest
 import sample_run
+from python_process import finish, start
 from refused_calls import refused
 
 from zeroplay_jax.evaluation import report_server
@@ -80,3 +83,14 @@ def test_the_page_follows_the_run_and_keeps_the_view(served, browser):
     assert browser.js('document.documentElement.style.colorScheme') == scheme
     assert browser.js('filters.elements.role.value') == 'solver'
     browser.until('$("live").textContent === "live"')
+
+
+def test_ctrl_c_ends_the_command(tmp_path):
+    folder = sample_run.write_run(tmp_path / 'run', count=4)
+    command = ['-m', 'zeroplay_jax.report', '--serve', '--port=0', str(folder)]
+    # Where the tests run in the background, their children would ignore the signal.
+    running = start(['env', '--default-signal=INT', sys.executable, *command])
+    assert 'http://' in running.stdout.readline()
+    running.send_signal(signal.SIGINT)
+    _, err = finish(running, 0)
+    assert not err

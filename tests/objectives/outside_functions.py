@@ -74,6 +74,18 @@ async def awaited(prediction, golds):
     return 1.0
 
 
+async def yielding(prediction, golds):
+    yield 1.0
+
+
+class Awaited:
+    async def __call__(self, prediction, golds):
+        return 1.0
+
+
+awaited_object = Awaited()
+
+
 def failing(prediction, golds):
     raise KeyError(prediction)
 

@@ -48,7 +48,7 @@ def test_what_is_left_out_is_counted():
     left_out = built.left_out.values()
     assert list(left_out)[:2] == [1, 1]
     assert sum(left_out) + len(built.documents) + len(built.held_out_passages) == len(records)
-    assert '; left out: 1 passages without an English sentence of 8 to 30 words, ' in str(built)
+    assert '; left out: passages without an English sentence of 8 to 30 words: 1, ' in str(built)
 
 
 def check(built, records):

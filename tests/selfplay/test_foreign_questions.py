@@ -244,10 +244,13 @@ def test_repeated_questions_are_counted(tmp_path, caplog, user_reads):
 
 
 def test_numbers_of_a_table_are_texts(tmp_path):
-    (tmp_path / 'q.tsv').write_text('question\tanswer\thops\nWhen?\t1912.0\t2\nWho?\t007\t\n')
-    when, who = files.questions(str(tmp_path / 'q.tsv'))
-    assert (when.answers, when.hops) == (('1912', '1912.0'), 2)
+    rows = ['question\tanswer\tanswer_aliases\thops', 'When?\t1912.0\t12.0\t2', 'Who?\t007\t\t']
+    rows += [f'How many?\t{"9" * 25}.0\t\t']
+    (tmp_path / 'q.tsv').write_text('\n'.join(rows))
+    when, who, many = files.questions(str(tmp_path / 'q.tsv'))
+    assert (when.answers, when.hops) == (('1912', '1912.0', '12', '12.0'), 2)
     assert (who.answers, who.hops) == (('007',), 0)
+    assert many.answers == ('9' * 25, '9' * 25 + '.0')
 
 
 def test_a_text_of_json_is_the_answer_as_it_is_written(tmp_path):

@@ -71,10 +71,21 @@ def test_several_unusable_lines_are_counted_and_the_first_ones_named(tmp_path):
     lines = ['{"question": "Who?", "answer": "A"}', '?', '[]', '{"question": 1, "answer": "A"}', '']
     path = tmp_path / 'q.jsonl'
     path.write_text('\n'.join([*lines, '{"question": "Who?"}']))
-    named = r'4 lines cannot be read: line 2: .*; line 3: .*; line 4: .*; …; every line must be'
+    named = r'4 lines are unusable: line 2: .*; line 3: .*; line 4: .*; …; every line must be'
     with pytest.raises(UserError, match=named) as caught:
         files.questions(str(path))
     assert 'line 6' not in str(caught.value)
+
+
+def test_a_file_of_another_kind_is_not_read_to_its_end(tmp_path):
+    path = tmp_path / 'q.jsonl'
+    path.write_text('{"id": "1", "contents": "a passage"}\n' * 5000)
+    lines = files.numbered_lines(str(path), 'question')
+    with pytest.raises(
+        UserError, match='its first lines are unusable: line 1: .*; line 3: [^;]*'
+    ) as caught:
+        next(lines)
+    assert 'line 4' not in str(caught.value)
 
 
 def test_an_empty_or_missing_file_is_named(tmp_path):

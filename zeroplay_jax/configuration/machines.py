@@ -102,20 +102,22 @@ def machine(name: str, flag: str = '--on') -> Machine:
     Raises:
       ConfigError: there is no such machine.
     """
-    if name.rpartition('*')[2] in GPUS:
-        name += 'x1'
+    kind = name.rpartition('*')[2]
+    full_name = f'{name}x1' if kind in GPUS else name
     gpus = '|'.join(GPUS)
-    match = re.fullmatch(rf'(?:(\d{{1,4}})\*)?(?:(v\d\w*)-|(cpu):|({gpus})x)?(\d{{1,5}})', name)
+    match = re.fullmatch(
+        rf'(?:(\d{{1,4}})\*)?(?:(v\d\w*)-|(cpu):|({gpus})x)?(\d{{1,5}})', full_name
+    )
     count = int(match[1] or 1) if match else 0
     size = int(match[5]) if match else 0
     if not match or not count or not size or (match[2] and match[2] not in _TPUS):
         # Of a number of devices no machine is meant.
-        names = _CATALOG.split() if name[:1].isalpha() else ()
-        similar = name.replace('v5e', 'v5litepod')
+        names = _CATALOG.split() if kind[:1].isalpha() else ()
+        similar = kind.replace('v5e', 'v5litepod')
         sizes = [each for each in names if each.startswith(f'{similar}-')]
-        proposed = (
-            f'; of {name} there are {", ".join(sizes)}' if sizes else did_you_mean(similar, names)
-        )
+        proposed = did_you_mean(similar, names)
+        if sizes:
+            proposed = f'; of {kind} there are {", ".join(sizes)}'
         raise ConfigError(
             f'{flag}={name}: no such machine; give an accelerator type such as v5litepod-16 or v5p-32, GPUs of a host '
             'such as h100x8, cpu:2, a number of devices, or HOSTS*DEVICES such as 2*8'

@@ -159,7 +159,8 @@ def check_checkpoint(config: ConfigDict, recipe: type[Recipe]) -> None:
     if not folder.is_dir():
         fail('policy.path', path_text, 'no such folder', fix + similar_path(folder))
     needed = ('config.json', 'tokenizer.json', '*.safetensors')
-    if missing := [pattern for pattern in needed if not any(folder.glob(pattern))]:
+    missing = [pattern for pattern in needed if not any(folder.glob(pattern))]
+    if missing:
         fail('policy.path', path_text, f'the folder has no {", ".join(missing)}', fix)
 
 

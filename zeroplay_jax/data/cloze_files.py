@@ -94,7 +94,7 @@ class ClozeFiles:
             )
         elif self.one_hop_reason:
             ending = f'; all of one hop: {self.one_hop_reason}'
-        counts = [f'{count} passages {reason}' for reason, count in self.left_out.items() if count]
+        counts = [f'passages {reason}: {count}' for reason, count in self.left_out.items() if count]
         if counts:
             ending += f'; left out: {", ".join(counts)}'
         return (

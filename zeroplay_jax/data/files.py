@@ -83,8 +83,8 @@ def numbered_lines(path: str, *required: str, answered: bool = True) -> Iterator
         with a warning that counts them.
 
     Raises:
-      UserError: the file does not exist or has no line; or, behind the last one, lines are unusable: the message has
-        their count and the numbers of the first ones.
+      UserError: the file does not exist or has no line; its first lines are unusable; or, behind the last one, some
+        are: the message has their count and the numbers of the first ones.
     """
     count = 0
     unanswerable = 0
@@ -97,8 +97,7 @@ def numbered_lines(path: str, *required: str, answered: bool = True) -> Iterator
             try:
                 record = _checked(row, required)
                 if is_table:
-                    cells = {name: record.get(name, '') for name in ANSWER_FIELDS}
-                    record |= {n: float(cell) for n, cell in cells.items() if _WHOLE.match(cell)}
+                    _read_whole_numbers(record)
                 # The answers are read for their errors alone; callers read them themselves.
                 if answered and is_unanswerable(record):
                     unanswerable += 1
@@ -112,6 +111,9 @@ def numbered_lines(path: str, *required: str, answered: bool = True) -> Iterator
                 unusable += 1
                 if unusable <= _SHOWN_LINES:
                     first.append((number, str(error)))
+                # A file of another kind is not read to its end.
+                if not count and unusable == _SHOWN_LINES:
+                    break
                 continue
             count += 1
             yield number, record
@@ -124,9 +126,8 @@ def numbered_lines(path: str, *required: str, answered: bool = True) -> Iterator
     if unusable:
         lines = [f'line {number}: {problem}' for number, problem in first]
         lines += ['…'] * (unusable > len(first))
-        raise UserError(
-            f'{path}: {unusable} lines cannot be read: {"; ".join(lines)}; {requirement}'
-        )
+        which = f'{unusable} lines' if count else 'its first lines'
+        raise UserError(f'{path}: {which} are unusable: {"; ".join(lines)}; {requirement}')
     if not count:
         holds = 'holds no line'
         if unanswerable:
@@ -134,6 +135,13 @@ def numbered_lines(path: str, *required: str, answered: bool = True) -> Iterator
         raise UserError(f'{path}: {holds}; {requirement}')
     if unanswerable:
         warn_once(f'{path}: left out questions that have no answer: {unanswerable}')
+
+
+def _read_whole_numbers(record: dict[str, Any]) -> None:
+    """Accepts an answer such as 1912.0, which a table holds as a text, in both forms of the number."""
+    for name in (*ANSWER_FIELDS, _ALIASES_BESIDE):
+        if whole := _WHOLE.fullmatch(record.get(name, '')):
+            record[name] = [whole[1], whole[0].strip()]
 
 
 def _checked(row: Row, required: tuple[str, ...]) -> dict[str, Any]:
@@ -414,7 +422,7 @@ _YES_OR_NO = {'true': 'yes', 'false': 'no'}
 # References of HTML; UTF-8 read as Latin-1 or as something else; what pandas writes where nothing was.
 _DAMAGED = re.compile(r'&(?:[a-z]+|#\d+);|[ÂÃ][\x80-\xbf]|â€|\ufffd|^nan$')
 # What a program of tables makes of whole numbers.
-_WHOLE = re.compile(r'\s*-?\d+\.0\s*$')
+_WHOLE = re.compile(r'\s*(-?\d+)\.0\s*')
 # First and last characters of a list or object that is written as a text.
 _ENCLOSED = re.compile(r'\[.*\]|\{.*\}|(?:array)?\(.*\)', re.DOTALL)
 # What Python and NumPy print otherwise than JSON. Nothing of it is executed.
@@ -481,7 +489,8 @@ def accepted_answers(record: Json) -> list[str]:
     A field of `ANSWER_FIELDS` has them as a text, number or truth value, as a list of these, as an object of SQuAD,
     TriviaQA or verl, or as a text with such a list or object in it. Of several fields the first is read.
 
-    The number 4.0 is accepted as '4' and '4.0'; the text "4.0" only as it is written: SQuAD's normal form is another.
+    The number 4.0, or that cell of a TSV, is accepted as '4' and '4.0'; the text "4.0" of JSON only as it is written:
+    SQuAD's normal form is another.
 
     Raises:
       ValueError: there is no answer, one is empty or of another type, or another field has other answers.

@@ -380,7 +380,8 @@ class Session:
       temperature: 0 is greedy.
       as_json: write one JSON object per question to stdout instead of printing the rollout.
       first_question: a question whose length is checked before the weights are loaded; None: no check.
-      form: the only questions that the policy reads, if it is a small one; another question gives a note.
+      form: the only questions that the policy reads, if it is a small one; another question, or one without an
+        answer, gives a note.
 
     Raises:
       UserError: a file or server that cannot be used, or a first question that is too long.

@@ -79,7 +79,9 @@ def check_signature(
     name: str, function: Callable, positional: Sequence[str], keywords: Sequence[str]
 ) -> None:
     """Raises ValueError, whose line begins with `name`, for an async function or one that takes other arguments."""
-    if inspect.iscoroutinefunction(function):
+    # A function, or an object that is called.
+    called = (function, type(function).__call__)
+    if any(map(inspect.iscoroutinefunction, called)) or inspect.isasyncgenfunction(function):
         raise ValueError(f'{name}: nothing awaits its result; define it with def, not async def')
     try:
         # A decorator with functools.wraps may take other arguments than the function that it wraps.

@@ -316,7 +316,9 @@ def recipe_class(name: str) -> type[Recipe]:
         ) from None
     except Exception as error:
         # The module is code of the user and may raise any exception.
-        reason = f'{type(error).__name__}: {first_line(error)}'
+        reason = first_line(error)
+        if str(error):
+            reason = f'{type(error).__name__}: {reason}'
         raise ConfigError(f'config.recipe={name}: {path} cannot be imported ({reason})') from error
     recipe_type = getattr(module, 'Recipe', None)
     if isinstance(recipe_type, type) and issubclass(recipe_type, Recipe):

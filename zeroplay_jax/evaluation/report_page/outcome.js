@@ -132,8 +132,9 @@ function learntTexts(run) {
 
 // The first hop count that the start of a run was not shown; without one that was evaluated, the headline mean.
 function leadOf({ summary }) {
-  const next = String(summary.demonstrated_hops + 1);
-  return next in (summary.em_by_hop?.after ?? {}) ? next : 'mean';
+  const shown = summary.demonstrated_hops || Infinity;
+  const longer = Object.keys(summary.em_by_hop?.after ?? {}).filter((hop) => Number(hop) > shown);
+  return longer.length ? String(Math.min(...longer)) : 'mean';
 }
 
 function headlineCard(run) {

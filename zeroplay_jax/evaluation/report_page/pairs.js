@@ -86,7 +86,7 @@ function drawPairs() {
   }
   const choice = $('pair');
   const hopsOf = (question) => rowsOf(question)[0].info.hops;
-  // What the start was not shown comes first.
+  // Within an outcome, what the start was not shown comes first.
   const wasShown = (question) => Number(demonstrated(runs[0], hopsOf(question)) !== null);
   questions.sort((a, b) => wasShown(a) - wasShown(b));
   const membersOf = (name) => questions.filter((question) => outcomeOf(rowsOf(question)) === name);
@@ -99,7 +99,8 @@ function drawPairs() {
     if (options.length) choice.append(el('optgroup', { label: `${name} (${options.length})` }, ...options));
   }
   const [better, worse] = OUTCOMES.map((name) => outcomes.get(name).length);
-  const total = sum(Object.values(runs[0].summary.questions_by_hop ?? {}));
+  // Open tasks are in the log too, and not among the questions by hop.
+  const total = runs[0].summary.rubrics ? 0 : sum(Object.values(runs[0].summary.questions_by_hop ?? {}));
   const logged = total ? `${questions.length} of ${count(total, 'held-out question')}` : count(questions.length, 'question');
   $('pair-count').textContent = `Rollouts of ${logged} are in the log: ${better} better, ${worse} worse`;
   const draw = () => {
