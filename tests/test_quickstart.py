@@ -6,6 +6,7 @@ import pathlib
 import shlex
 import shutil
 import subprocess
+import sys
 
 import pytest
 from python_process import PIPES, ROOT, config_flags, run_python
@@ -182,6 +183,15 @@ def test_an_interrupted_command_gives_the_same_files(texts, tmp_path, monkeypatc
     prepare(texts, stopped)
     assert contents(whole) == contents(stopped)
     assert folder.fingerprint(whole / 'index') == folder.fingerprint(stopped / 'index')
+
+
+def test_the_run_has_a_process_of_its_own(texts, tmp_path, monkeypatch):
+    """The index was built with the devices of JAX, which a run divides before they exist, and a resumed run has not."""
+    replaced = []
+    monkeypatch.setattr(os, 'execv', lambda program, words: replaced.extend([program, *words]))
+    quickstart.main([f'--corpus={texts}', f'--workdir={tmp_path}/w', '--encoder=bm25'])
+    assert replaced[:4] == [sys.executable, sys.executable, '-m', 'zeroplay_jax.main']
+    assert f'--workdir={tmp_path}/w/run' in replaced
 
 
 def interrupt(*_):

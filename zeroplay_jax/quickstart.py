@@ -16,12 +16,12 @@ import argparse
 import contextlib
 import hashlib
 import json
+import os
 import pathlib
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from zeroplay_jax import main as training
 from zeroplay_jax.configuration import command_line, fields, rules
 from zeroplay_jax.configuration.fields import config as packaged_config
 from zeroplay_jax.data import cloze_files, files
@@ -353,15 +353,16 @@ def _prepare(argv: Sequence[str] | None) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs all steps and replaces sys.argv; exits with status 2 after a user error (one line), 130 after Ctrl-C."""
+    """Runs all steps; exits with status 2 after a user error (one line), 130 after Ctrl-C."""
     signals.raise_again()
     command = []
     status = exit_status(_NAME, lambda: command.extend(_prepare(argv)), stopped=RESUMABLE)
     if status:
         sys.exit(status)
-    # absl and ml_collections read the flags of the run from here.
-    sys.argv = command
-    command_line.run_command(_NAME, training.main)
+    # The run replaces this process, in which JAX may have its devices already, of the index: `cpu_devices` divides a
+    # CPU before, and a resumed run, which builds no index, must have the same devices.
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, '-m', *command])
 
 
 if __name__ == '__main__':
