@@ -144,8 +144,11 @@ def exit_status(
     except UserError as error:
         line = str(error)
     except OSError as error:
+        problem = error.strerror or str(error)
         # A full disk names no file.
-        line = f'{error.filename or "writing"}: {error.strerror or error}; {disk_fix}'
+        if error.filename:
+            problem = f'{error.filename}: {problem}'
+        line = f'{problem}; {disk_fix}'
     except KeyboardInterrupt:
         status, line = _INTERRUPTED, stopped
     # stdout may be piped into another program.

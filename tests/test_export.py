@@ -137,7 +137,7 @@ def test_an_input_that_cannot_be_read_is_named(run, refusal, tmp_path, monkeypat
     path.symlink_to(tmp_path / 'gone')
     problem = f'{path}: No such file or directory'
     if not has_name:
-        problem = '[Errno 5] Input/output error'
+        problem = 'Input/output error'
         error = OSError(errno.EIO, 'Input/output error')
         monkeypatch.setattr(run_folder, 'check_start', raising(error))
     assert refusal() == f'zeroplay_jax.export: {problem}; {FIX}'
