@@ -427,8 +427,12 @@ def _run(args: argparse.Namespace) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Writes the files of one kind; returns the exit status (`exit_status`)."""
     signals.raise_again()
-    advice = 'choose another file with --out', 'stopped; nothing was written'
-    return exit_status('zeroplay_jax.inputs', lambda: _run(_parser().parse_args(argv)), *advice)
+    return exit_status(
+        'zeroplay_jax.inputs',
+        lambda: _run(_parser().parse_args(argv)),
+        disk_fix='choose another file with --out',
+        stopped='stopped; nothing was written',
+    )
 
 
 if __name__ == '__main__':

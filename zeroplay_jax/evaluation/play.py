@@ -305,7 +305,10 @@ class _Grader:
         # Replies without a verdict of an earlier start count, too: they are not asked again.
         for judgement in judgements(tasks, self._key, samples):
             if record.is_graded(judgement):
-                self._judge.stats.update(filter(None, ['asked', record.grades[judgement].lost]))
+                grade = record.grades[judgement]
+                self._judge.stats['asked'] += 1
+                if grade.lost:
+                    self._judge.stats[grade.lost] += 1
 
     def begin(self) -> None:
         """Prepares for another event loop."""

@@ -169,6 +169,7 @@ def _export(
             start, prompts = context.folder, context.rollouts.prompts
             texts = export_texts(config, start, players[name], prompts, name, exporter, checkpoint)
             base = context.base if config.policy.adapters.merge else None
+            # Merged weights that exist stay. The first process decides for all.
             if base is not None and hosts.gather(merged_folder(folder).exists())[0]:
                 base = None
             dtype = '' if checkpoint is None else str(config.policy.dtype)

@@ -262,11 +262,11 @@ def _templates(config: Config) -> dict[str, Prompt]:
 def _second_judge(config: Config) -> Judge:
     """Returns the second judge of a config that has one."""
     settings = _settings_of(config, 'second_judge')
-    limits = settings.rubrics, settings.max_failure_rate
     if settings.kind == 'rule':
         # Titles matter for gates only, which are not asked here.
-        return RuleJudge(list, *limits)
-    return TextJudge(endpoint_writer(settings, _templates(config), 'second_judge'), *limits)
+        return RuleJudge(list, settings.rubrics, settings.max_failure_rate)
+    writer = endpoint_writer(settings, _templates(config), 'second_judge')
+    return TextJudge(writer, settings.rubrics, settings.max_failure_rate)
 
 
 # ---- estimate and grading ----------------------------------------------------------------------------
@@ -283,8 +283,10 @@ def _estimate(
     """Prints the estimate and returns its part of each judge."""
     env = context.roles[role].env
     answer_tokens = env.limits.turn_tokens
-    measured = (tasks, record, plan.samples, env.codec, context.prompts, answer_tokens)
-    estimates = [estimate_judge(cost, *measured) for cost in costs]
+    estimates = [
+        estimate_judge(cost, tasks, record, plan.samples, env.codec, context.prompts, answer_tokens)
+        for cost in costs
+    ]
     print(estimate_text(tasks, record, plan.samples, answer_tokens, estimates), flush=True)
     return estimates
 
