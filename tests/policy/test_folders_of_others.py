@@ -16,6 +16,8 @@ from safetensors.numpy import load_file
 from small_policies import KERNEL, change_json, change_tensors, config_of, copy_of
 from transformers.models.gemma3.configuration_gemma3 import Gemma3Config
 
+from zeroplay_jax.configuration import places
+from zeroplay_jax.configuration.fields import config as packaged_config
 from zeroplay_jax.policy import (
     adapter_config,
     adapters,
@@ -473,6 +475,15 @@ def test_an_adapter_that_is_not_computed_is_refused(adapter, user_reads, change,
     line = refused(hf.load, adapter)
     assert re.search(message, line) and 'adapter_' in line, line
     user_reads(line)
+
+
+def test_a_check_of_a_config_compares_the_tensors_of_an_adapter(adapter):
+    config = packaged_config('drzero')
+    config.policy.path = str(adapter)
+    places.check_weights(config)
+    change_json(adapter / CONFIG_FILE, r=4)
+    line = refused(places.check_weights, config)
+    assert 'q_proj.lora_A.weight must have shape (4, ' in line and WEIGHTS_FILE in line
 
 
 def test_every_field_of_peft_is_refused_or_without_effect():

@@ -55,6 +55,13 @@ def test_without_a_gain_the_best_answer_is_shown(logged, question):
     assert ending.taught_question(logged) == question
 
 
+def test_of_questions_with_one_gain_that_of_most_hops_is_shown():
+    logged = [*rows(0, two=0, four=0, three=0), *rows(9, two=1, four=1, three=1)]
+    for row in logged:
+        row['info']['hops'] = {'two?': 2, 'three?': 3, 'four?': 4}[row['info']['question']]
+    assert ending.taught_question(logged) == ('four?', True)
+
+
 @pytest.mark.parametrize('name', ['solver', 'policy', 'proposer', None])
 def test_the_advice_names_the_evaluated_policy_if_there_is_one(tmp_path, name):
     (tmp_path / 'trajectories.jsonl').touch()

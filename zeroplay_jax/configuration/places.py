@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from zeroplay_jax.configuration import fields
 from zeroplay_jax.data import files
-from zeroplay_jax.policy.adapter_config import base_folder
+from zeroplay_jax.policy.adapter_config import base_folder, is_adapter
 from zeroplay_jax.retrieval import downloads
 from zeroplay_jax.retrieval.command import similar_path
 from zeroplay_jax.runtime import record as run_record
@@ -196,11 +196,15 @@ def check_weights(config: ConfigDict) -> None:
     Raises:
       UserError: one line; a tensor is missing, or has another shape.
     """
-    from zeroplay_jax.policy import families, stored_tensors
+    from zeroplay_jax.policy import families, hf, stored_tensors
 
-    folder = base_folder(config.policy.path or BUILT_IN_CHECKPOINT)
+    policy = config.policy.path or BUILT_IN_CHECKPOINT
+    folder = base_folder(policy)
+    model = families.read_config(folder)
     if any(folder.glob('*.safetensors')):
-        stored_tensors.checked_headers(folder, families.read_config(folder))
+        stored_tensors.checked_headers(folder, model)
+    if is_adapter(policy):
+        hf.check_adapter(policy, model)
 
 
 def has_architecture(config: ConfigDict) -> bool:

@@ -465,11 +465,11 @@ def _decoder_of(names: Iterable[str]) -> str:
     return _DECODER
 
 
-def load_adapter(folder, model: ModelConfig) -> Params:
-    """Returns the adapter of a PEFT folder, float32 NumPy arrays {layer: {linear: {A, B}}}.
+def check_adapter(folder, model: ModelConfig) -> dict[tuple[str, str, str], str]:
+    """Returns (layer, linear, factor) → tensor name of a PEFT folder. Reads the header of its weights only.
 
     Raises:
-      UserError: the folder does not fit the model, or its numbers are not finite.
+      UserError: the folder does not fit the model.
     """
     folder = Path(folder)
     config = read_adapter(folder)
@@ -513,7 +513,19 @@ def load_adapter(folder, model: ModelConfig) -> Params:
                 'this model'
             )
         check_dtype(stored[name])
+    return names
+
+
+def load_adapter(folder, model: ModelConfig) -> Params:
+    """Returns the adapter of a PEFT folder, float32 NumPy arrays {layer: {linear: {A, B}}}.
+
+    Raises:
+      UserError: the folder does not fit the model, or its numbers are not finite.
+    """
+    names = check_adapter(folder, model)
+    path = Path(folder) / WEIGHTS_FILE
     arrays = load_file(path)
+    alpha = read_adapter(folder).alpha
     result: Params = {}
     for (layer, linear, factor), name in names.items():
         fault = number_fault(arrays[name])
@@ -524,7 +536,7 @@ def load_adapter(folder, model: ModelConfig) -> Params:
     for layer, linears in result.items():
         for linear, factors in linears.items():
             # A bound of every entry of the product, because one is enough to make a policy's numbers infinite.
-            bound = config.alpha * float(np.abs(factors[A]).max() * np.abs(factors[B]).max())
+            bound = alpha * float(np.abs(factors[A]).max() * np.abs(factors[B]).max())
             if bound > LARGEST_NUMBER:
                 raise UserError(
                     f'{path}: {names[layer, linear, A]} and its lora_B change weights by up to {bound:.0e}; train the '

@@ -465,23 +465,24 @@ def advice(workdir: pathlib.Path, weights: str) -> str:
 def taught_question(rows: Iterable[Json]) -> tuple[str, bool]:
     """Returns a question of the logged evaluations, and whether it was answered better after training than before.
 
-    The first one with the greatest gain; without any gain the one with the greatest reward at last; ('', False) if no
-    evaluation was logged.
+    The one with the greatest gain, of equals the one with most hops, then the greatest reward at last, then the first;
+    ('', False) if no evaluation was logged.
 
     Args:
       rows: logged rollouts of evaluations.
     """
     rewards: dict[int, dict[str, float]] = {}
+    hops: dict[str, int] = {}
     for row in rows:
         question = row['info'].get('question')
         if question and row['reward'] is not None:
             rewards.setdefault(row['step'], {})[question] = row['reward']
+            hops[question] = row['info'].get('hops') or 0
     if not rewards:
         return '', False
     before, after = rewards[min(rewards)], rewards[max(rewards)]
     gains = {question: reward - before.get(question, reward) for question, reward in after.items()}
-    # `max` takes the first one of equals.
-    question = max(after, key=lambda text: (gains[text], after[text]))
+    question = max(after, key=lambda text: (gains[text], hops[text], after[text]))
     return question, gains[question] > 0
 
 
