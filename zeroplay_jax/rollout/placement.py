@@ -281,13 +281,15 @@ class Placement:
         if self.table is None:
             return
         for rollout in self.active():
-            if rollout.is_running:
-                pages_before = len(rollout.pages.pages)
-                length = len(rollout.tokens) + bursts * self.config.burst
-                length = min(length, rollout.turn_limit(self.config.context))
-                self._shard_of(rollout).allocator.grow(rollout.pages, length)
-                if len(rollout.pages.pages) > pages_before:
-                    self._write_table(rollout)
+            length = len(rollout.tokens) + bursts * self.config.burst
+            # In most rounds its pages hold them already.
+            if not rollout.is_running or length <= len(rollout.pages.pages) * self.config.page:
+                continue
+            pages_before = len(rollout.pages.pages)
+            length = min(length, rollout.turn_limit(self.config.context))
+            self._shard_of(rollout).allocator.grow(rollout.pages, length)
+            if len(rollout.pages.pages) > pages_before:
+                self._write_table(rollout)
 
     def end_turn(self, rollout: Rollout) -> None:
         """Returns the pages that a rollout's turn did not need."""
