@@ -20,11 +20,11 @@ from .json_text import Unusable
 from .rows import COMPRESSED
 from .sources import (
     BadLines,
+    FileTitles,
     conversion,
     files_of,
     holds_texts,
     read,
-    split_title,
     text_name,
     visible_files,
     without_front_matter,
@@ -201,6 +201,7 @@ def _text_passages(
     texts = files_of(source)
     if source.is_dir():
         _count_other_files(source, set(texts), inventory)
+    titles = FileTitles(source)
     with progress.bar(len(texts), 'files', 'read texts') as bar:
         for path in texts:
             name = text_name(source, path)
@@ -209,9 +210,10 @@ def _text_passages(
             bar.update()
             if problem is not None:
                 continue
-            title, text = split_title(whole_text, name)
+            title, text = titles.split(whole_text, name)
             for number, passage in enumerate(split_text(text, passage_words)):
                 yield Record(f'{name}#{number}', contents(title, passage), document=name)
+    titles.warn()
 
 
 def _read_text(path: pathlib.Path) -> tuple[str, str | None]:

@@ -194,7 +194,7 @@ def _syntax_error(text: str, error: json.JSONDecodeError) -> Unusable:
         place = f'character {end + 1}'
     if '\n' in text.strip():
         place = f'line {error.lineno}, {place}'
-    reason = f'not JSON: {error.msg} at {place}'
+    reason = f'not JSON: {error.msg.removesuffix(" at")} at {place}'
     if text.strip() in ('{', '[') or error.msg == 'Extra data' and '\n' in text.strip():
         reason += f'; {ONE_PER_LINE}'
     if '\r' in text.strip().replace('\r\n', ''):

@@ -8,9 +8,12 @@ import logging
 import os
 import pathlib
 import re
+import tomllib
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+
+import yaml
 
 from .command import similar_path
 from .json_text import Unusable
@@ -218,6 +221,7 @@ def _read_texts(
         raise RetrievalError(
             f'{source}: no .txt or .md file in it; give a folder of texts{conversion(suffixes)}'
         )
+    titles = FileTitles(source)
     for number, path in enumerate(files, 1):
         try:
             whole_text = read_text(path)
@@ -225,7 +229,7 @@ def _read_texts(
             skipped.add(number, f'cannot be read as a text ({error})', path)
             continue
         name = text_name(source, path)
-        title, text = split_title(whole_text, name)
+        title, text = titles.split(whole_text, name)
         passage_texts = split_text(text, passage_words) if passage_words else _blocks_of_words(text)
         if not passage_texts:
             skipped.add(number, 'the file is empty', path)
@@ -236,6 +240,7 @@ def _read_texts(
                 yield number, _validated(record)
             except Unusable as error:
                 skipped.add(number, str(error), path)
+    titles.warn()
 
 
 def _blocks_of_words(text: str) -> list[str]:
@@ -279,7 +284,7 @@ _FRONT_MATTER = re.compile(
     r'\s*(?:---[ \t]*\r?\n(?=[\w-]+[ \t]*:).*?^(?:---|\.\.\.)|\+\+\+[ \t]*\r?\n.*?^\+\+\+)[ \t]*$',
     re.DOTALL | re.MULTILINE,
 )
-_FRONT_TITLE = re.compile(r'^title[ \t]*[:=][ \t]*(\S.*?)[ \t]*\r?$', re.MULTILINE)
+_FRONT_TITLE = re.compile(r'^title[ \t]*[:=][ \t]*(\S.*)$', re.MULTILINE)
 _COMMENT = re.compile(r'<!--.*?-->', re.DOTALL)
 _IMAGE = re.compile(r'!\[[^\]]*\](?:\([^)]*\)|\[[^\]]*\])')
 # The text of a link is its first group.
@@ -289,6 +294,10 @@ _REFERENCE = re.compile(r'\s*\[[^\]]+\]:\s')
 _FENCE = re.compile(r'\s*(?:```|~~~)')
 _MAIN_HEADING = re.compile(r'#[ \t]+(.+)')
 _UNDERLINE = re.compile(r'=+\s*')
+# A first line that is underlined, and maybe overlined (reStructuredText). The title is the second group.
+_UNDERLINED_TITLE = re.compile(
+    r'\s*(?:([^\w\s])\1{2,}[ \t]*\n)?[ \t]*(\S[^\n]*)\n([^\w\s])\3{2,}[ \t]*(?:\n|\Z)'
+)
 _EMPHASIS = re.compile(r'\*+|`+|(?<!\w)_+|_+(?!\w)')
 
 
@@ -301,7 +310,7 @@ def without_front_matter(whole_text: str) -> str:
 
 
 def split_title(whole_text: str, name: str) -> tuple[str, str]:
-    """Returns (title, text) of a text file, without front matter.
+    """Returns (title, text) of a text file, without front matter; ('', text) if it has no title.
 
     The title is the first of these that exists and has at most `TITLE_CHARACTERS`. The lines that it is taken from are
     no part of the text.
@@ -311,16 +320,13 @@ def split_title(whole_text: str, name: str) -> tuple[str, str]:
     3. The first line, if it is short, contains a letter, has no full stop at its end and is followed by text. Of
        Markdown it is the first one behind images, badges, tags, comments and lines of links only, which are left out
        of the text.
-    4. The name of the file without its suffix.
-
     Args:
       whole_text: content of a file.
       name: name of the file, with any folders in front.
     """
-    path = pathlib.PurePath(name)
     text = without_front_matter(whole_text)
-    if path.suffix.lower() != '.md':
-        return _first_line_title(text, path.stem)
+    if pathlib.PurePath(name).suffix.lower() != '.md':
+        return _first_line_title(text)
     front_title = _front_title(whole_text)
     text = _without_decoration(text)
     heading, text_below = _main_heading(text)
@@ -328,21 +334,36 @@ def split_title(whole_text: str, name: str) -> tuple[str, str]:
     for title in (front_title, heading):
         if title and len(title) <= TITLE_CHARACTERS and text_below.strip():
             return title, text_below
-    return _first_line_title(text, path.stem)
+    return _first_line_title(text)
 
 
 def _front_title(whole_text: str) -> str:
     """Returns the title in the front matter; '' if there is none."""
-    front_matter = _FRONT_MATTER.match(whole_text)
-    title = _FRONT_TITLE.search(front_matter[0]) if front_matter else None
-    if title is None:
+    match = _FRONT_MATTER.match(whole_text)
+    if match is None:
         return ''
-    return _plain(title[1].strip('\'"'))
+    # Without the lines that enclose it.
+    front_matter = match[0].strip().partition('\n')[2].rpartition('\n')[0]
+    try:
+        if match[0].lstrip().startswith('+'):
+            fields = tomllib.loads(front_matter)
+        else:
+            # Of this loader every value is a text.
+            fields = yaml.load(front_matter, Loader=yaml.BaseLoader)
+        title = fields.get('title', '')
+    except (yaml.YAMLError, tomllib.TOMLDecodeError, AttributeError, RecursionError):
+        # Often only by a colon or a quotation mark in the title.
+        line = _FRONT_TITLE.search(front_matter)
+        title = line[1] if line else ''
+    return _plain(title) if isinstance(title, str) else ''
 
 
-def _first_line_title(text: str, default: str) -> tuple[str, str]:
-    """Returns (title, text) by the rules 3 and 4 of `split_title`."""
+def _first_line_title(text: str) -> tuple[str, str]:
+    """Returns (title, text) by the rule 3 of `split_title`, ('', text) without a title."""
     first_line, _, text_below = text.strip().partition('\n')
+    underlined = _UNDERLINED_TITLE.match(text)
+    if underlined:
+        first_line, text_below = underlined[2], text[underlined.end() :]
     # Markdown headings start with '#'.
     title = ' '.join(first_line.lstrip('# ').split())
     is_short = len(title.split()) <= _TITLE_WORDS and len(title) <= TITLE_CHARACTERS
@@ -350,7 +371,37 @@ def _first_line_title(text: str, default: str) -> tuple[str, str]:
     has_letter = any(character.isalpha() for character in title)
     if is_short and has_letter and not title.endswith('.') and text_below.strip():
         return title, text_below
-    return default, text
+    return '', text
+
+
+class FileTitles:
+    """Titles for texts without one: the names of their files. Counts them for a warning.
+
+    Args:
+      source: folder of the texts.
+    """
+
+    def __init__(self, source: pathlib.Path):
+        self._source = source
+        self._count = 0
+        self._first = ''
+
+    def split(self, whole_text: str, name: str) -> tuple[str, str]:
+        """Returns `split_title`, with the name of the file without its suffix if the text has no title."""
+        title, text = split_title(whole_text, name)
+        if not title and text.strip():
+            title = pathlib.PurePath(name).stem
+            self._count += 1
+            self._first = self._first or name
+        return title, text
+
+    def warn(self) -> None:
+        """Warns of the texts so far that have no title."""
+        if self._count:
+            warn_once(
+                f'{self._source}: texts without a title: {self._count}, the first is {self._first}; each has the name '
+                'of its file instead'
+            )
 
 
 def _main_heading(text: str) -> tuple[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
 from . import json_text
 from .json_text import Unusable
@@ -252,12 +252,14 @@ def split_record(record: Record, max_words: int) -> Iterator[Record]:
 
 _SOFT_HYPHEN = '\u00ad'
 # A word divided at the end of a line, by the hyphen of ASCII or the one that typesetters write.
-_DIVIDED = re.compile(r'(?<![^\W_])([^\W\d_]+)[-\u2010][ \t]*\n[ \t]*([^\W_]+)')
+_DIVIDED = re.compile(r'(?<![^\W_])([^\W_]+)[-\u2010][ \t]*\n[ \t]*([^\W_]+)')
 _WORD = re.compile(r'[^\W_]+(?:-[^\W_]+)*')
 # A character that the next one is printed over, for bold or underlined words (pages of man).
 _OVERSTRUCK = re.compile(r'[^\n]\x08')
 # Behind these the hyphen stands for the end of a later word: 'pre- and postfix'.
 _SUSPENDED = ('and', 'or', 'to')
+# First halves that are words, and with which no other word begins.
+_PREFIXES = ('half', 'non', 'self', 'well')
 
 
 def read_text(path: pathlib.Path) -> str:
@@ -279,27 +281,45 @@ def read_text(path: pathlib.Path) -> str:
 def join_divided_words(text: str) -> str:
     """Returns a text without soft hyphens, and with words joined that the end of a line divides.
 
-    The hyphen is kept where the text has the word with it elsewhere, or has its second half as a word of its own.
+    The hyphen is kept where the text has the word with it elsewhere, or has its second half as a word of its own. What
+    most of the divided words are decides about those of which the text shows neither.
     """
     text = re.sub(rf'{_SOFT_HYPHEN}(?:\n[ \t]*)?', '', text)
     if _DIVIDED.search(text) is None:
         return text
     undivided = _DIVIDED.sub(' ', text).replace('\u2010', '-')
     words = {word.lower() for word in _WORD.findall(undivided)}
+    divided_words = list(_DIVIDED.finditer(text))
+    wholes = sum(_whole(divided) in words for divided in divided_words)
+    compounds = sum(_is_compound(divided, words) for divided in divided_words)
 
     def joined(divided: re.Match[str]) -> str:
         first, second = divided.groups()
-        if second in _SUSPENDED:
+        is_number = first[-1].isdigit()
+        if second in _SUSPENDED or is_number and not second[0].isdigit():
             return divided.group()
-        whole = f'{first}{second}'.lower()
-        hyphenated = f'{first}-{second}'
-        if whole in words:
+        if _whole(divided) in words and not is_number:
             return first + second
-        is_compound = hyphenated.lower() in words or second.lower() in words
-        # Only the inner part of a word is divided: 'GPT-4', 'COVID-related', 'x-axis', 'Anglo-Saxon' and
-        # 'state-of-the-art' are written with the hyphen.
-        is_compound |= first.isupper() or text[divided.start() - 1 : divided.start()] == '-'
-        is_part = len(first) > 1 and second.islower()
-        return hyphenated if is_compound or not is_part else first + second
+        is_part = len(first) > 1 and first.isalpha() and second.islower() and second.isalpha()
+        if _is_compound(divided, words) or not is_part or compounds > wholes:
+            return f'{first}-{second}'
+        return first + second
 
     return _DIVIDED.sub(joined, text)
+
+
+def _whole(divided: re.Match[str]) -> str:
+    """Returns a divided word without its hyphen, in small letters."""
+    return ''.join(divided.groups()).lower()
+
+
+def _is_compound(divided: re.Match[str], words: Set[str]) -> bool:
+    """Returns whether a divided word is written with its hyphen, as the words of the text show."""
+    first, second = divided.groups()
+    if _whole(divided) in words:
+        return False
+    # Only the inner part of a word is divided: 'GPT-4', 'COVID-related', 'x-axis', 'Anglo-Saxon' and
+    # 'state-of-the-art' are written with the hyphen.
+    is_inner_part = divided.string[divided.start() - 1 : divided.start()] == '-'
+    is_in_text = f'{first}-{second}'.lower() in words or second.lower() in words
+    return is_in_text or is_inner_part or first.isupper() or first.lower() in _PREFIXES

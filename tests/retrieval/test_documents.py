@@ -1,6 +1,7 @@
 """Whole documents: which passages make one, lookup by id and title, pages, the endpoint and the client."""
 
 import json
+import logging
 
 import numpy as np
 import pytest
@@ -96,7 +97,7 @@ def test_documents_are_found_by_id_and_title(tmp_path, form, ids):
         assert corpus.find_document(reference) is None, reference[:20]
 
 
-def test_a_folder_of_texts_has_one_document_per_file(tmp_path):
+def test_a_folder_of_texts_has_one_document_per_file(tmp_path, caplog):
     texts, out = tmp_path / 'texts', tmp_path / 'out'
     (texts / 'deep').mkdir(parents=True)
     out.mkdir()
@@ -104,7 +105,9 @@ def test_a_folder_of_texts_has_one_document_per_file(tmp_path):
     (texts / 'a.md').write_text('# Same title\n' + ' '.join(words), encoding='utf-8')
     (texts / 'b.txt').write_text('Same title\nanother file', encoding='utf-8')
     (texts / 'deep' / 'Ärger.txt').write_text('It rained.\nNobody left.', encoding='utf-8')
-    corpus_lib.write(texts, out)
+    with caplog.at_level(logging.WARNING):
+        corpus_lib.write(texts, out)
+    assert 'texts without a title: 1, the first is deep/Ärger.txt; ' in caplog.text
     corpus = Corpus(out)
     documents = [corpus.document_rows(row) for row in range(5)]
     assert documents == [range(0, 3)] * 3 + [range(3, 4), range(4, 5)]

@@ -130,6 +130,13 @@ def test_a_bounded_sample_is_the_lowest_of_all_and_has_seen_everything_of_them()
     assert sorted(sample._items)[:40] == sorted(set(keys))[:40] and len(sample._items) < 80
 
 
+def test_questions_and_answers_of_sets_keep_their_white_space(tmp_path, capsys):
+    record = {'question': ' Who said:\n"Go"? ', 'answers': ['a\tb', 'c\nd']}
+    path = write(tmp_path / 'set.jsonl', record, {**record, 'question': 'who said: "go"'})
+    (line,), said = built(capsys, tmp_path / 'q.jsonl', 'questions', '--sets', path)
+    assert {name: line[name] for name in record} == record and '1 duplicate (' in said
+
+
 def test_questions_of_sets_come_in_one_form_without_those_held_out(tmp_path, capsys):
     nq = [{'question': f'nq {i}', 'golden_answers': [f'a{i}', f'a{i}', 'b']} for i in range(12)]
     target = {'ground_truth': {'target': 'x'}}

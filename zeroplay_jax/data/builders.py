@@ -344,8 +344,8 @@ def _usable_questions(
     questions: list[dict[str, Any]] = []
     source = ''
     for source, line, record in lines:
-        text = _one_line(record['question'])
-        answers = [_one_line(answer) for answer in files.accepted_answers(record)]
+        text = record['question']
+        answers = files.accepted_answers(record)
         key = question_key(text)
         if not key or key in excluded:
             reason = _why_left_out(answers, excluded[key]) if key else 'empty'
