@@ -13,8 +13,8 @@ import termios
 import time
 
 import pytest
+from forked_commands import load_libraries, run_in_fork
 from python_process import ROOT, finish, run_python, start, start_python, wait_for
-from test_refusals import run_in_fork
 
 COMMANDS = sorted(
     '.'.join(path.relative_to(ROOT).with_suffix('').parts).removesuffix('.__main__')
@@ -49,9 +49,7 @@ parse = argparse.ArgumentParser.parse_known_args
 
 def print_helps(output):
     """Prints what --help of every command prints, by processes that this one forks after loading libraries."""
-    import jax  # noqa: F401
-    import transformers  # noqa: F401
-
+    load_libraries()
     argparse.ArgumentParser.parse_known_args = parse_watched
     texts = {}
     for module in COMMANDS:

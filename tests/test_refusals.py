@@ -4,24 +4,20 @@
 """
 
 import difflib
-import importlib
 import json
 import os
 import pathlib
-import runpy
 import shlex
 import shutil
 import sys
 import tempfile
 import warnings
 
+from forked_commands import load_libraries, run_in_fork
 from python_process import ROOT, run_python
 
 TABLE = ROOT / 'tests' / 'refusals.txt'
 PROMPT = '$ '
-LIBRARIES = ('zeroplay_jax.evaluation.agent', 'zeroplay_jax.evaluation.report_builder')
-LIBRARIES += ('zeroplay_jax.configuration.command_line', 'zeroplay_jax.data.builders')
-LIBRARIES += ('benchmarks.slices_play', 'benchmarks.tpu_programs', 'benchmarks.claims_runs')
 PATHS = [ROOT, *(ROOT / 'tests' / name for name in ('', 'evaluation', 'outside_package'))]
 
 
@@ -48,9 +44,7 @@ def test_every_wrong_call_has_the_answer_of_the_table_and_writes_nothing():
 
 def show():
     """Prints the table."""
-    # Loaded once for all commands.
-    for name in LIBRARIES:
-        importlib.import_module(name)
+    load_libraries()
     warnings.filterwarnings('ignore', '.* found in sys.modules after import', RuntimeWarning)
     # No policy is loaded for these answers.
     sys.modules['zeroplay_jax.evaluation.agent'].Session = None
@@ -76,35 +70,6 @@ def answer(command, folder):
     if sorted(folder.rglob('*')) != before:
         text += '\nthe folder has changed'
     return text
-
-
-def run_in_fork(module, words, output):
-    """(status, output) of a module that is run as `python -m` does, with the libraries that are loaded here."""
-    process = os.fork()
-    if not process:
-        _run(module, words, output)
-    _, status = os.waitpid(process, 0)
-    return os.waitstatus_to_exitcode(status), output.read_text(encoding='utf-8')
-
-
-def _run(module, words, output):
-    """Runs a module and ends the process."""
-    code = 1
-    try:
-        descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(descriptor, 1)
-        os.dup2(descriptor, 2)
-        sys.argv = [module, *words]
-        code = 0
-        runpy.run_module(module, run_name='__main__', alter_sys=True)
-    except SystemExit as exit:
-        code = exit.code if isinstance(exit.code, int) else int(exit.code is not None)
-    except BaseException as error:
-        print(f'{type(error).__name__}: {error}', file=sys.stderr)
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
 
 
 def make_files(folder):

@@ -137,7 +137,7 @@ def test_every_item_is_told_with_where_it_comes_from(uninterrupted):
 def test_a_longer_schedule_killed_and_resumed_equals_an_uninterrupted_run(uninterrupted, tmp_path):
     """A finished run of one iteration is continued to two (`--from`), and killed meanwhile. On CPUs a plan is none."""
     shorter = tmp_path / 'shorter'
-    finish(start(shorter, '--config.schedule.iterations=1'))
+    finish(start(shorter, *config_flags('schedule.iterations=1 log.writers=()')))
     killed = tmp_path / 'killed'
     extra = (f'--from={shorter}', '--config.plan=auto')
     _kill_and_compare(uninterrupted[0], killed, 1, random.Random(0), *extra)
@@ -194,6 +194,7 @@ def test_a_run_begins_with_the_weights_of_another(uninterrupted, tmp_path):
     """Its first evaluation repeats the last one of the other run, which is only read."""
     short = config_flags("""
         proposer.steps=1 solver.steps=1 schedule.iterations=1 solver.learning_rate=1e-3 checkpoint.best=em/mean
+        log.writers=()
     """)
     whole, workdir = uninterrupted[0], tmp_path / 'more'
     before = sorted((path, path.stat().st_mtime_ns) for path in whole.rglob('*'))

@@ -103,7 +103,7 @@ def test_micro_batches_and_packing_change_nothing(policy, change):
     rows, teacher = list(map(change, taught_rows(policy[0]))), other(policy[1])
     whole = taught_gradient(policy, teacher, packed(rows, 14, 27, 47))
     assert whole[0] > 1e-3
-    for shape in ((1, 27, 47), (2, 60, TEACHER_TOKENS), (4, 200, 300)):
+    for shape in ((1, 27, 47), (4, 200, 300)):
         close(taught_gradient(policy, teacher, packed(rows, *shape)), whole)
 
 
