@@ -441,22 +441,36 @@ TINY = config_flags("""
 """)
 
 
-def test_a_run_without_memory_for_its_first_update_ends_with_a_smaller_plan_and_goes_on(tmp_path):
-    words = ['--config=configs/quickstart.py', *TINY, f'--workdir={tmp_path}']
+@pytest.fixture(scope='module')
+def shrunk(tmp_path_factory):
+    """(the command's words, workdir, errors) of a run that had too little memory for its first update."""
+    workdir = tmp_path_factory.mktemp('shrunk')
+    words = ['--config=configs/quickstart.py', *TINY, f'--workdir={workdir}']
     small = run_python('-c', ON_H100, 'small', *words)
     assert small.returncode == 75, small.stderr[-2000:]
-    *_, line = small.stderr.splitlines()
+    return words, workdir, small.stderr
+
+
+def test_a_run_without_memory_for_its_first_update_ends_with_a_smaller_plan(shrunk):
+    _, workdir, errors = shrunk
+    *_, line = errors.splitlines()
     assert 'h100x1 has too little memory for the plan; the next smaller one' in line
     assert line.endswith('the same command resumes the run')
-    assert saved_steps(tmp_path / 'checkpoints') == [1]
-    config, run = stored_config(tmp_path), record.read(tmp_path).run
-    first, smaller = map(int, re.findall(r'(\d+) rollouts per host', small.stderr))
-    assert config['sampler']['slots'] == smaller < first
+    assert saved_steps(workdir / 'checkpoints') == [1]
+    first, smaller = map(int, re.findall(r'(\d+) rollouts per host', errors))
+    assert stored_config(workdir)['sampler']['slots'] == smaller < first
+
+
+@pytest.mark.long
+def test_it_goes_on_with_the_smaller_plan(shrunk):
+    """As any run with a plan of its own does: test_a_resumed_run_keeps_its_shapes, and test_run.py kills runs."""
+    words, workdir, _ = shrunk
+    config, run = stored_config(workdir), record.read(workdir).run
     again = run_python('-c', ON_H100, 'large', *words)
     assert again.returncode == 0, again.stderr[-2000:]
     assert 'resumes at step 1 of ' in again.stderr
-    assert stored_config(tmp_path) == config
+    assert stored_config(workdir) == config
     # The evaluation before the smaller plan stays, of the same run.
-    logged = lines(tmp_path)
-    assert [entry['step'] for entry in logged] == list(range(summary_of(tmp_path)['steps']))
+    logged = lines(workdir)
+    assert [entry['step'] for entry in logged] == list(range(summary_of(workdir)['steps']))
     assert {entry['run'] for entry in logged} == {run}

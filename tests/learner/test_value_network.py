@@ -131,7 +131,6 @@ def test_whitened_advantages_are_those_over_all_tokens_of_the_step(network, rows
 @pytest.mark.parametrize(
     'name, options, tolerance',
     [
-        ('policy', {}, 2e-4),
         ('untied', {}, 2e-4),
         ('policy', dict(scan=True, remat=True), 2e-4),
         ('policy', dict(dtype=jnp.bfloat16), 2e-2),

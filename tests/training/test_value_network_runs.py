@@ -79,7 +79,7 @@ def test_another_run_goes_on_with_the_value_network_if_there_is_one(
         config.value_network.learning_rate = 0.0
         check(config)
         source = tmp_path / 'grpo'
-        loop.run(config, source)
+        killed_runs.run_until(2, monkeypatch, config, source)
     # The next run is stopped when it has saved its first state.
     killed_runs.run_until(None, monkeypatch, make_config(seed=1), tmp_path / 'next', str(source))
     (_, before), (_, after) = states(source), states(tmp_path / 'next')
