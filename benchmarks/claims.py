@@ -2,12 +2,11 @@
 
     python -m benchmarks.claims                        # everything; stored runs are not executed again
     python -m benchmarks.claims --only dspo --minutes 60
-    python -m benchmarks.claims --list                 # claims, measures and how the arms differ; runs nothing
 
 Arms, claims, the measure of each claim and its reason are data: benchmarks/claims.toml, written before the runs of a
 play; what was changed later is named there. An arm is a config: a row of configs/ablations.py and further settings. It
 is run once per seed. A claim compares two arms, paired by seed and evaluation question. Their configs differ in nothing
-but the fields that the claim names (`arm_differences`). The measure that leads is the paper's; value at the end, area
+but the fields that the claim names. The measure that leads is the paper's; value at the end, area
 and value at equal rollouts stand beside it, each with its verdict.
 
 The setting is harder than the quickstart's and nearly the same for all systems (`claims_runs.config_of`): evaluation
@@ -51,23 +50,18 @@ from benchmarks import command
 from benchmarks.claims_runs import (
     ABLATION_LOOK,
     ABLATIONS,
-    ARMS,
     CLAIMS,
-    HISTORY,
     LOOKS,
     MEASURES,
-    Arm,
     Claim,
     Look,
     Run,
     Runner,
-    arm_differences,
     run_arm,
     stored_path,
 )
 from benchmarks.command import RESULTS
 from zeroplay_jax.evaluation.pictures import SETTINGS, TEXT_COLOUR
-from zeroplay_jax.runtime import signals
 from zeroplay_jax.runtime.disk import write_text
 
 _COLUMNS = (
@@ -87,19 +81,6 @@ _BESIDE = ('final', 'area', 'at_rollouts')
 # Equal rollouts are shown where one arm has more than so many times those of the other.
 _UNEQUAL = 1.2
 
-# What `--list` says about a claim, by its attribute.
-_MEANINGS = {
-    'registered': 'changed when the results were known; registered to be decided by',
-    'paper': 'difference in the paper',
-    'selected': 'its setting was chosen in trials that showed this effect',
-    'afterwards': 'its runs had been made for other claims',
-    'added': (
-        'the results of other claims and the runs of its first arm were known, and of its second arm no run with a '
-        'seed of the claims was made before'
-    ),
-    'earlier': 'earlier plays, difference and interval',
-    'note': 'where the measures disagree',
-}
 _ABLATION_COLUMNS = (
     'system',
     'ablation',
@@ -134,7 +115,6 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         '--processes', type=int, default=cores, help=f'runs at the same time ({cores})'
     )
-    parser.add_argument('--list', action='store_true', help='print the claims and run nothing')
     parser.add_argument(
         '--out',
         type=pathlib.Path,
@@ -146,10 +126,9 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         parser.error(f'--processes={args.processes} must be at least 1')
     if not args.minutes >= 0:
         parser.error(f'--minutes={args.minutes} must be at least 0')
-    if not args.list:
-        problem = _unwritable(args.out)
-        if problem:
-            parser.error(f'--out={args.out}: {problem}; give a folder that can be written')
+    problem = _unwritable(args.out)
+    if problem:
+        parser.error(f'--out={args.out}: {problem}; give a folder that can be written')
     return args
 
 
@@ -284,40 +263,6 @@ def _judge(claim: Claim, results: Mapping[Run, dict], looks: Sequence[Look]) -> 
 
 def _mean_rollouts(runs: list[dict]) -> int:
     return round(sum(run['curve'][-1][statistics.ROLLOUTS] for run in runs) / len(runs))
-
-
-def _print_registration(claims: list[Claim]) -> None:
-    """Prints looks, and the claims with their measures, reasons, marks and the differences of their arms."""
-    for number, look in enumerate(LOOKS, 1):
-        print(f'look {number}: {look.seeds} seeds per arm, {look.share} of the error probability')
-    for name, measure in MEASURES.items():
-        print(f'{name}: {measure["text"]}; {measure["reason"]}')
-    print('\narms, beside the setting that all have in common:')
-    for arm in dict(runs_of(claims, seeds=1)):
-        print(f'  {arm}: {_arm_text(ARMS[arm])}')
-    for claim in claims:
-        print(f'\n{claim.system}: {claim.text}')
-        print(f'  {claim.better} against {claim.worse or "itself before training"}')
-        print(f'  by {claim.measure} of {claim.of}: {claim.reason}')
-        for name, meaning in _MEANINGS.items():
-            if value := getattr(claim, name):
-                print(f'  {name}: {meaning}' if value is True else f'  {meaning}: {value}')
-        for field, (better, worse) in arm_differences(claim.better, claim.worse).items():
-            print(f'  {field}: {better} against {worse}')
-    for title, entries in HISTORY.items():
-        print(f'\n{title} before:')
-        for entry in entries:
-            if entry['system'] in {claim.system for claim in claims}:
-                print('  ' + '; '.join(f'{name} {value}' for name, value in entry.items()))
-
-
-def _arm_text(arm: Arm) -> str:
-    """Returns an arm's config: the system or a row of configs/ablations.py, further fields, and the start."""
-    parts = [f'{arm.system}/{arm.row}' if arm.row else arm.system]
-    parts += [f'{name}={value}' for name, value in arm.settings.items()]
-    if arm.start:
-        parts.append(f'start mini/{arm.start}')
-    return ', '.join(parts)
 
 
 def kind(result: Mapping[str, Any], margin: float | None) -> str:
@@ -513,10 +458,6 @@ def main(argv: list[str] | None = None) -> None:
     args = parse_arguments(argv)
     claims = [claim for claim in CLAIMS if args.only in (None, claim.system)]
     played = [row for row in ABLATIONS if args.only in (None, row.system)]
-    if args.list:
-        signals.end_with_reader()
-        _print_registration(claims + played)
-        return
     started = time.monotonic()
     path_of = functools.partial(stored_path, folder=args.out / 'runs')
     with Runner(path_of, run_arm, args.processes, started + 60 * args.minutes) as runner:

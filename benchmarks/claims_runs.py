@@ -54,7 +54,7 @@ class Claim(NamedTuple):
       of: 'exact_match' or 'rubrics'.
       registered: what decided when the runs were begun, if that was another measure; '' if not.
       paper: the paper's difference, as a share, and its table; () where the paper gives none.
-      note: what `--list` says, needed where the verdicts by several measures differ.
+      note: needed where the verdicts by several measures differ.
       selected: whether the setting was chosen in trials that showed this effect. The result then says that the effect
         can be repeated, not how common it is.
       afterwards: whether the claim was registered when its runs had been made for other claims.
@@ -137,15 +137,14 @@ def _registered() -> tuple[
     tuple[Claim, ...],
     tuple[Claim, ...],
     tuple[Look, ...],
-    dict[str, list[dict[str, Any]]],
 ]:
-    """Returns measures, arms, claims, ablations, looks and history of benchmarks/claims.toml."""
+    """Returns measures, arms, claims, ablations and looks of benchmarks/claims.toml."""
     data = tomllib.loads(REGISTRATION.read_text(encoding='utf-8'))
     arms = {name: Arm(**entry) for name, entry in data['arms'].items()}
     claims = tuple(map(_comparison, data['claims']))
     compared = tuple(map(_comparison, data['ablations']))
     looks = tuple(Look(**entry) for entry in data['looks'])
-    return data['measures'], arms, claims, compared, looks, data['history']
+    return data['measures'], arms, claims, compared, looks
 
 
 def _comparison(entry: dict[str, Any]) -> Claim:
@@ -154,7 +153,7 @@ def _comparison(entry: dict[str, Any]) -> Claim:
     return Claim(**entry | lists)
 
 
-MEASURES, ARMS, CLAIMS, ABLATIONS, LOOKS, HISTORY = _registered()
+MEASURES, ARMS, CLAIMS, ABLATIONS, LOOKS = _registered()
 # The only look at an ablation.
 ABLATION_LOOK = Look(seeds=4, share=1.0)
 
@@ -216,19 +215,6 @@ def config_of(arm: str, seed: int):
     config.progress = False
     config.log_trajectories = 16
     return config
-
-
-def arm_differences(better: str, worse: str) -> dict[str, tuple[Any, Any]]:
-    """Returns field → (value of `better`, value of `worse`) of all config fields in which two arms differ."""
-    if not worse:
-        return {}
-    better_fields = fields.leaves(config_of(better, seed=0))
-    worse_fields = fields.leaves(config_of(worse, seed=0))
-    return {
-        name: (value, worse_fields[name])
-        for name, value in better_fields.items()
-        if value != worse_fields[name]
-    }
 
 
 # ---- runs ----

@@ -6,7 +6,6 @@ rubrics met by open task (where there are any)].
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -14,10 +13,8 @@ import numpy as np
 from jaxtyping import Float
 from scipy import stats
 
-# The half-width of an interval that is aimed at.
+# An effect that matters, unless the paper's is smaller.
 NARROW = 0.05
-# Upper limit of the search for the number of seeds.
-MAX_SEEDS = 200
 # Probability of a wrong verdict: of each one, or with Holm's correction of any.
 LEVEL = 0.05
 # Columns of a point.
@@ -145,14 +142,6 @@ class Spread(NamedTuple):
                 estimates.append((self.seeds + self.questions - self.both, freedom))
         return [(variance, freedom) for variance, freedom in estimates if variance > 0]
 
-    def with_seeds(self, count: int) -> Spread:
-        """Returns the spread that more seeds would have, if they vary like these."""
-        seed_count, question_count = self.counts
-        factor = seed_count / count
-        shared = max(self.questions - self.both, 0.0)
-        both = self.both * factor
-        return Spread(self.seeds * factor, shared + both, both, (count, question_count))
-
 
 def spread(by_seed_and_item: Float[np.ndarray, 'seeds items']) -> Spread:
     """Returns the spread of differences; with a single item, all of it is that of the seeds."""
@@ -183,19 +172,16 @@ def judge(
 
     Returns:
       {'verdict': 'holds', 'does not hold' or 'open'; 'difference', the mean, better minus worse; 'by_seed', the
-      difference of each seed; 'interval': [low, high]; 'upper': the one-sided upper limit at the same level; 'p';
-      'seeds_needed', how many would give a half-width of NARROW, or None if no number does, because the questions are
-      too few}.
+      difference of each seed; 'interval': [low, high]; 'upper': the one-sided upper limit at the same level; 'p'}.
     """
     seed_means = by_seed_and_item.mean(1)
     mean = float(seed_means.mean())
-    p, half_width, one_sided, seeds_needed = 1.0, float('inf'), float('inf'), None
+    p, half_width, one_sided = 1.0, float('inf'), float('inf')
     if len(seed_means) > 1:
         sources = spread(by_seed_and_item)
         half_width = _half_width(sources, level)
         # A two-sided interval at twice the level has half of it on each side.
         one_sided = _half_width(sources, 2 * level)
-        seeds_needed = _seeds_needed(sources, level)
         p = _p_value(mean, sources)
     return dict(
         verdict=verdict(mean, p, level),
@@ -204,7 +190,6 @@ def judge(
         interval=[round(mean - half_width, 4), round(mean + half_width, 4)],
         upper=round(mean + one_sided, 4),
         p=float(f'{p:.3g}'),
-        seeds_needed=seeds_needed,
     )
 
 
@@ -308,18 +293,3 @@ def _half_width(sources: Spread, level: float) -> float:
         quantile = stats.t.ppf(1 - level / 2, freedom)
         half_widths.append(float(quantile * np.sqrt(variance)))
     return max(half_widths)
-
-
-def _seeds_needed(sources: Spread, level: float) -> int | None:
-    """Returns the smallest number of seeds, not below that of now, whose interval would have a half-width of NARROW.
-
-    None if MAX_SEEDS do not suffice.
-    """
-    counts = range(sources.counts[0], MAX_SEEDS + 1)
-
-    def is_narrow(count: int) -> bool:
-        return _half_width(sources.with_seeds(count), level) <= NARROW
-
-    # Half-widths fall with the number of seeds.
-    index = bisect.bisect_left(counts, True, key=is_narrow)
-    return counts[index] if index < len(counts) else None
