@@ -8,7 +8,7 @@
 Weights are random. Prints a JSON object per measurement; the first call of a program, which compiles, is not timed. The
 parts are separate processes, because rollouts and update together need more than 80 GB.
 
-Whole runs and their resumption: python -m benchmarks.kills --gpu. Tests of the kernel:
+Tests of the kernel:
 PYTHONPATH=.:tests python -m pytest --noconftest -k gpu tests/policy/test_paged_kernels.py
 """
 
@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import command, rollout, roofline
+from benchmarks import command, rollout
 from benchmarks.peers import workload
 from benchmarks.rollout import Engine
 from benchmarks.tpu_shapes import model_config
@@ -168,25 +168,19 @@ class RolloutEngine(Engine):
 
 
 def measure_rollouts(model: ModelConfig, rollouts: workload.Rollouts, attention: str) -> None:
-    """Prints the times of a batch of rollouts, and the least time at the rates that the device reaches here."""
+    """Prints the times of a batch of rollouts."""
     engine = RolloutEngine(model, rollouts, attention)
     measured = seconds(engine.rollout, 3)
-    operation_rate, byte_rate = rollout.device_rates(model.dtype)
-    operation_seconds = rollout.useful_operations(model, rollouts) / operation_rate
-    traffic_seconds = rollout.useful_bytes(model, rollouts) / byte_rate
     figures = {
         'seconds': measured,
         'generated_tokens_per_second': round(rollouts.generated / statistics.median(measured)),
-        'least_seconds': round(max(operation_seconds, traffic_seconds), 3),
-        'tflops': round(operation_rate / 1e12, 1),
-        'tbytes_per_second': round(byte_rate / 1e12, 2),
         'peak_gib': peak_gib(),
     }
     print(json.dumps(figures))
 
 
 def measure_update(model: ModelConfig, rollouts: workload.Rollouts) -> None:
-    """Prints the times of an update, and the share of the device's measured rate that it reaches."""
+    """Prints the times of an update."""
     engine = Engine(model, rollouts)
 
     def update() -> None:
@@ -194,16 +188,10 @@ def measure_update(model: ModelConfig, rollouts: workload.Rollouts) -> None:
         jax.block_until_ready(engine.learner.published())
 
     measured = seconds(update, 5)
-    operation_rate, _ = rollout.device_rates(model.dtype)
     tokens = workload.TRAIN_BATCH * workload.TRAIN_LEN
-    # The backward pass has two products for every product of the forward pass.
-    operations = 3 * roofline.forward(model, tokens, workload.TRAIN_LEN)
-    median = statistics.median(measured)
     figures = {
         'seconds': measured,
-        'tokens_per_second': round(tokens / median),
-        'share_of_measured_rate': round(operations / operation_rate / median, 3),
-        'tflops': round(operation_rate / 1e12, 1),
+        'tokens_per_second': round(tokens / statistics.median(measured)),
         'peak_gib': peak_gib(),
     }
     print(json.dumps(figures))

@@ -10,12 +10,7 @@ between turns; uneven: 64 rollouts of one to five such turns with 20 to 300 obse
 such rollouts with longer contexts, for GPUs (benchmarks/gpu.py).
 
 PEERS_PYTHON is the interpreter of an environment with `benchmarks/peers/requirements.txt`. The scripts of the other
-engines take the number of timed calls and print '<name> rollout X generated tokens/s' and '<name> train X tokens/s'.
-
-The bound of a batch is the larger of two times, whose rates this process measures right before and after the
-rollouts: operations (every token passes the layers once, every generated token the head once) at the rate of a large
-product, and memory traffic (the weights once per token of the longest rollout's turns, and the keys and values before
-every generated token once) at the rate of a copy.
+engines print '<name> rollout X generated tokens/s' and '<name> train X tokens/s'.
 """
 
 import argparse
@@ -31,11 +26,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
-from benchmarks import command, roofline
+from benchmarks import command
 from benchmarks.peers import workload
 from benchmarks.peers.workload import TRAIN_BATCH, TRAIN_LEN, Rollouts, median_seconds
 from zeroplay_jax.configs import common
@@ -220,31 +214,12 @@ class Engine:
         return trajectories
 
     def measure(self) -> dict[str, float]:
-        """Measures the engine once, with three timed rollout batches and three updates.
-
-        Returns:
-          'generated_tokens_per_second' and 'update_tokens_per_second'; 'share_of_bound' and 'update_share_of_bound',
-          the least time of the rollouts and of the update as shares of theirs; 'gflops' and 'gbytes', the measured
-          rates behind them, in 10⁹ operations and bytes per second.
-        """
-        # The rates are measured right before and right after the rollouts: the speed of a shared machine drifts.
-        before = device_rates(self.model.dtype)
+        """Returns 'generated_tokens_per_second' and 'update_tokens_per_second', of three timed batches and updates."""
         rollout_seconds = median_seconds(self.rollout, 3)
-        after = device_rates(self.model.dtype)
-        operation_rate, byte_rate = map(statistics.mean, zip(before, after))
         update_seconds = median_seconds(self.update, 3)
-        operation_seconds = useful_operations(self.model, self.rollouts) / operation_rate
-        traffic_seconds = useful_bytes(self.model, self.rollouts) / byte_rate
-        trained = TRAIN_BATCH * TRAIN_LEN
-        # The backward pass has two products for every product of the forward pass.
-        update_operations = 3 * roofline.forward(self.model, trained, TRAIN_LEN)
         return dict(
-            share_of_bound=max(operation_seconds, traffic_seconds) / rollout_seconds,
             generated_tokens_per_second=self.rollouts.generated / rollout_seconds,
-            gflops=operation_rate / 1e9,
-            gbytes=byte_rate / 1e9,
-            update_tokens_per_second=trained / update_seconds,
-            update_share_of_bound=update_operations / operation_rate / update_seconds,
+            update_tokens_per_second=TRAIN_BATCH * TRAIN_LEN / update_seconds,
         )
 
 
@@ -257,21 +232,6 @@ def random_weights(model: ModelConfig) -> Params:
         return jax.tree.map(lambda x: x * 0.2 if x.ndim == 2 else x, transformer.init(model, key))
 
     return jax.jit(make)(jax.random.key(0))
-
-
-def product_rate(side: int, dtype: str) -> float:
-    """Returns the operations per second of a product of square matrices, accumulated in float32."""
-    matrix = jnp.ones((side, side), dtype)
-    product = jax.jit(lambda a, b: jnp.matmul(a, b, preferred_element_type=jnp.float32))
-    return 2.0 * side**3 / median_seconds(lambda: product(matrix, matrix).block_until_ready(), 5)
-
-
-def copy_rate(size: int) -> float:
-    """Returns the bytes per second, read and written, of an addition to a float32 array of `size` bytes."""
-    vector = jnp.ones(size // 4, jnp.float32)
-    # An addition, because XLA would leave out a plain copy.
-    addition = jax.jit(lambda x: x + 1)
-    return 2.0 * size / median_seconds(lambda: addition(vector).block_until_ready(), 5)
 
 
 def full_batches(vocab_size: int, rows: int, tokens: int, micro_rows: int) -> list[Batch]:
@@ -294,49 +254,12 @@ def full_batches(vocab_size: int, rows: int, tokens: int, micro_rows: int) -> li
     return pack(batch, micro_rows=micro_rows, tokens=tokens, mode='token')
 
 
-def device_rates(dtype: str) -> tuple[float, float]:
-    """Returns the operations and the bytes per second of a large product and a large copy."""
-    # Large enough to reach the peak rates: cores need less than a GPU, whose products are in bfloat16.
-    if dtype == 'float32':
-        return product_rate(2048, dtype), copy_rate(2**28)
-    return product_rate(8192, dtype), copy_rate(2**30)
-
-
-def useful_operations(model: ModelConfig, rollouts: Rollouts) -> float:
-    """Returns the operations of a batch that the bound counts: products with weight matrices only."""
-    # The product with the cache is small and left out.
-    tokens = sum(rollouts.length(row) for row in range(len(rollouts)))
-    layer, head = roofline.matrix_weights(model)
-    return 2.0 * (tokens * model.layers * layer + rollouts.generated * head)
-
-
-def useful_bytes(model: ModelConfig, rollouts: Rollouts) -> float:
-    """Returns the bytes that decoding a batch must read at least: weights, keys and values."""
-    turns = [rollouts.turns(row) for row in range(len(rollouts))]
-    # All rollouts share the weights of a decoding step. The tokens of one rollout are decoded one after another.
-    steps = max(turns) * rollouts.turn_tokens
-    layer, head = roofline.matrix_weights(model)
-    cached_tokens = 0
-    for row in range(len(rollouts)):
-        position = rollouts.prompt_tokens
-        for turn in range(turns[row]):
-            for _ in range(rollouts.turn_tokens):
-                cached_tokens += position
-                position += 1
-            if turn < turns[row] - 1:
-                position += rollouts.observation_tokens[row][turn]
-    values_per_token = 2 * model.layers * model.kv_heads * model.head_dim
-    read = steps * (model.layers * layer + head) + cached_tokens * values_per_token
-    return float(np.dtype(model.dtype).itemsize * read)
-
-
-def peer(name: str, workload_name: str, cache_tokens: int = 0) -> dict[str, float]:
+def peer(name: str, workload_name: str) -> dict[str, float]:
     """Returns the rates of another engine, measured in a separate process.
 
     Args:
       name: 'tunix' or 'hf', the engine whose script `peer_<name>.py` is run.
       workload_name: batch of rollouts.
-      cache_tokens: places of Tunix's key/value cache per rollout; 0: as many as the workload needs.
 
     Returns:
       Tokens per second of 'rollout' (generated tokens) and 'train' (tokens of the update).
@@ -344,10 +267,8 @@ def peer(name: str, workload_name: str, cache_tokens: int = 0) -> dict[str, floa
     Raises:
       UserError: the script failed, with the last line of its error output.
     """
-    command = [os.environ['PEERS_PYTHON'], str(PEERS_FOLDER / f'peer_{name}.py'), '1']
+    command = [os.environ['PEERS_PYTHON'], str(PEERS_FOLDER / f'peer_{name}.py')]
     command += ['--workload', workload_name]
-    if name == 'tunix' and cache_tokens:
-        command += ['--cache-tokens', str(cache_tokens)]
     # The scripts import benchmarks.peers, and Python puts only a script's own folder on its path.
     environment = os.environ | {'PYTHONPATH': str(ROOT)}
     # A separate process is needed, because two versions of JAX, and PyTorch, cannot share an interpreter.
@@ -380,7 +301,7 @@ def compare(engine, arguments) -> tuple[list[dict[str, float]], dict[str, list[f
         printed_figures = ', '.join(f'{name} {value:.4g}' for name, value in figures.items())
         print(f'round {round_index + 1}: {printed_figures}', flush=True)
         for name in available_peers():
-            rates = peer(name, arguments.workload, arguments.tunix_cache)
+            rates = peer(name, arguments.workload)
             print(
                 f'  {name}: rollout {rates["rollout"]:.0f}, train {rates["train"]:.0f} tokens/s',
                 flush=True,
@@ -406,12 +327,6 @@ def parse_arguments(argv) -> argparse.Namespace:
     )
     parser.add_argument(
         '--attention', choices=('xla', 'used'), default='xla', help='sampler.attention (xla)'
-    )
-    parser.add_argument(
-        '--tunix-cache',
-        type=int,
-        default=0,
-        help="places of Tunix's key/value cache per rollout (0: the context of the workload)",
     )
     return parser.parse_args(argv)
 

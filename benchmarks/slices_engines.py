@@ -151,12 +151,7 @@ class Device:
 
     Attributes:
       rollouts: the rollout in every slot.
-      seconds: seconds by cause.
       busy: seconds of the calls since it was set to 0.
-      row_steps: steps × rows of the decode programs.
-      prefilled: tokens that were prefilled.
-      computed: tokens that the programs of prefill or of paged steps computed.
-      wanted: those of them that belong to a rollout.
     """
 
     shards = 1
@@ -176,25 +171,12 @@ class Device:
         self._length = np.zeros(config.slots, int)
         self._cached = np.zeros(config.slots, int)
         self._limit = np.zeros(config.slots, int)
-        self.seconds: collections.defaultdict[str, float] = collections.defaultdict(float)
         self.busy = 0.0
-        self.row_steps = 0
-        self.prefilled = 0
-        self.computed = 0
-        self.wanted = 0
-
-    def _spend(self, cause: str, seconds: float) -> None:
-        self.seconds[cause] += seconds
-        self.busy += seconds
 
     def put(self, rows: Sequence[PutRow]) -> None:
         """Starts turns: the token before `start` is prefilled again, the last one is decoded."""
         for row in rows:
-            length, cached = row.start + len(row.tokens), max(row.start - 1, 0)
-            self._start(row, length, cached)
-            if not self.config.is_paged:
-                self.prefilled += length - 1 - cached
-                self.wanted += length - 1 - cached
+            self._start(row, row.start + len(row.tokens), max(row.start - 1, 0))
 
     def clone(self, rows: Sequence[CloneRow]) -> None:
         """Starts turns after prefilled prompts."""
@@ -216,8 +198,7 @@ class Device:
 
     def extend(self, params: Any, slots: Sequence[int], adapter: None) -> None:
         """A prefill call computes all its rows."""
-        self._spend('prefill', self.costs.extend())
-        self.computed += self.config.fill_rows * self.config.chunk
+        self.busy += self.costs.extend()
 
     def decode(self, params: Any, rows: np.ndarray, adapter: None) -> DecodeChunk:
         """A decode call, which ends early when no row can continue."""
@@ -226,11 +207,7 @@ class Device:
             self._decode_pages(rows)
         else:
             self._length += np.where(rows, np.minimum(self._limit - before, self.config.burst), 0)
-            steps = int((self._length - before).max())
-            self.row_steps += steps * self.config.slots
-            decode_seconds, write_seconds = self.costs.decode(steps)
-            self._spend('decode', decode_seconds)
-            self._spend('cache write', write_seconds)
+            self.busy += self.costs.decode(int((self._length - before).max()))
         no_values: Any = None
         cached = self._cached.copy() if self.config.is_paged else None
         return DecodeChunk(no_values, no_values, self._length - before, cached)
@@ -256,30 +233,18 @@ class Device:
             samples = (fed > 0) & (fed == pending)
             has_prefill = bool((fed[pending != 1] > 0).any())
             cached = cached + fed
-            self._step(fed, samples, cached, has_prefill)
+            self._step(fed, cached, has_prefill)
             length = length + samples
         self._length[slots], self._cached[slots] = length, cached
 
-    def _step(
-        self, fed: np.ndarray, samples: np.ndarray, cached: np.ndarray, has_prefill: bool
-    ) -> None:
+    def _step(self, fed: np.ndarray, cached: np.ndarray, has_prefill: bool) -> None:
         """A step that feeds these tokens, after which so many are cached."""
-        config = self.config
-        tokens = config.token_budget
+        tokens = self.config.token_budget
         if not has_prefill:
             # The first bucket that holds all tokens.
-            fitting = [size for size in config.decode_buckets if size >= fed.sum()]
+            fitting = [size for size in self.config.decode_buckets if size >= fed.sum()]
             tokens = min(fitting, default=tokens)
-        cost = self.costs.mixed(tokens, cached[fed > 0], fed[fed > 0])
-        wanted = int(fed.sum())
-        prefilled = int((fed - samples).sum())
-        share = prefilled / wanted
-        self._spend('prefill', cost * share)
-        self._spend('decode', cost * (1 - share))
-        self.computed += tokens
-        self.wanted += wanted
-        self.prefilled += prefilled
-        self.row_steps += config.slots
+        self.busy += self.costs.mixed(tokens, cached[fed > 0], fed[fed > 0])
 
 
 class Engine:
@@ -291,7 +256,7 @@ class Engine:
 
     Attributes:
       pool: requests and slots.
-      generated: tokens that belong to rollouts; the others of `Device.row_steps` were written in vain.
+      generated: tokens that the policy wrote and that belong to rollouts.
       ended: training steps of the rollouts that ended in the last round.
     """
 
@@ -343,7 +308,6 @@ class Engine:
             # The host works while the device decodes.
             read_at = now + host
             host = max(host - busy, 0.0)
-        self.device.seconds['host'] += host
         self.tools.submit(read_at, list(itertools.chain(*map(self._read, readable))))
         return busy + host
 

@@ -2,109 +2,34 @@
 
 from __future__ import annotations
 
-import collections
-import dataclasses
 import heapq
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 from scipy import optimize
 
-from benchmarks import slices_workload, tpu_pages
-from benchmarks.slices_costs import ROUND_SECONDS, CallCosts, MachineCosts, Settings
+from benchmarks.slices_costs import CallCosts, MachineCosts, Settings
 from benchmarks.slices_engines import Device, Engine, Episode, Group, Tools
 from benchmarks.slices_workload import Workload
-from benchmarks.tpu_shapes import generation
 
-ENGINES = ('slots', 'pages')
-# Causes of a step's seconds, in the order in which they are printed.
-CAUSES = (
-    'prefill',
-    'decode',
-    'cache write',
-    'host',
-    'tool wait',
-    'tail',
-    'other hosts',
-    'update',
-    'exchange',
-)
 # Tool calls that run beside each other.
 TOOL_THREADS = 16
-# Steps of a decode call that the host reads while the next one runs.
-OVERLAPPED_BURST = 4
-
-
-@dataclasses.dataclass(frozen=True)
-class Result:
-    """One play.
-
-    Attributes:
-      seconds: seconds per step by cause, averaged over the hosts; all but 'update' and 'exchange' add up to the next.
-      rollout_seconds: seconds in which a step samples.
-      tokens_per_second: generated tokens per second of sampling, of all hosts.
-      useful_rows: share of the steps of all rows of the decode programs whose token belongs to a rollout.
-      useful_tokens: share of the tokens computed by prefill calls or paged steps that belong to a rollout.
-      bound: seconds below which no scheduler comes, see `bound_seconds`.
-      concurrent: most rollouts in progress on a host.
-      evictions: rollouts per step that lost their pages.
-    """
-
-    seconds: dict[str, float]
-    rollout_seconds: float
-    tokens_per_second: float
-    useful_rows: float
-    useful_tokens: float
-    bound: float
-    concurrent: int
-    evictions: float
 
 
 class _Host:
-    """A host during a play: its engine, its clock and its seconds by cause."""
+    """A host during a play: its engine, its share of the groups and its clock."""
 
     def __init__(self, engine: Engine, steps: list[list[Group]]):
         self.engine = engine
         self.steps = steps
         self.now = 0.0
         self.released = 0
-        self.peak = 0
-        self.concurrent = 0
-        self.seconds: collections.defaultdict[str, float] = collections.defaultdict(float)
 
     def release(self, step: int) -> None:
         """Queues the groups of a step."""
         for group in self.steps[step]:
             self.engine.add(group)
         self.released = step + 1
-        self.peak = 0
-
-    @property
-    def is_in_tail(self) -> bool:
-        """Whether nothing is left to admit, and fewer than half of the rollouts are left."""
-        return not self.engine.pool.queue and 2 * self.engine.pool.active < self.peak
-
-    def round(self) -> float:
-        """Plays one round; returns its seconds."""
-        engine = self.engine
-        before = engine.device.seconds.copy()
-        seconds = engine.round(self.now)
-        active = engine.pool.active
-        self.peak = max(self.peak, active)
-        self.concurrent = max(self.concurrent, active)
-        is_in_tail = self.is_in_tail
-        for cause, total in engine.device.seconds.items():
-            self.seconds['tail' if is_in_tail else cause] += total - before[cause]
-        self.now += seconds
-        return seconds
-
-    def idle(self, until: float) -> None:
-        """Waits for a tool or for other hosts."""
-        cause = 'other hosts'
-        if self.engine.pool.active:
-            cause = 'tail' if self.is_in_tail else 'tool wait'
-        self.seconds[cause] += until - self.now
-        self.now = until
 
 
 class _Play:
@@ -151,7 +76,8 @@ class _Play:
             if begin is None or begin > host.now:
                 break
             host.release(host.released)
-        seconds = host.round()
+        seconds = host.engine.round(host.now)
+        host.now += seconds
         for step in host.engine.ended:
             self.left[step] -= 1
         if seconds or host.engine.ended:
@@ -162,7 +88,7 @@ class _Play:
         known = [event for event in events if event is not None]
         if not known:
             return False
-        host.idle(min(known))
+        host.now = min(known)
         return True
 
     def _end_steps(self) -> bool:
@@ -174,25 +100,6 @@ class _Play:
         return len(self.ends) > before
 
 
-def default_settings(machine: MachineCosts, engine: str, **overrides) -> Settings:
-    """Returns the settings of an engine: slots of the compile table, or pages that take their memory."""
-    slots = Settings(**(dict(slots=machine.slots) | overrides))
-    if engine == 'slots':
-        return slots
-    pages = tpu_pages.paged(slots, generation(machine.machine))
-    return dataclasses.replace(
-        pages,
-        # Where steps were compiled, only those; elsewhere a step takes its tokens or its weights at the peak rate.
-        decode_buckets=tuple(
-            size for size in pages.decode_buckets if not machine.pages or size in machine.pages
-        ),
-        tool_threads=TOOL_THREADS,
-        # Short calls, because the device does not wait for the host between them.
-        overlap=True,
-        burst=OVERLAPPED_BURST,
-    )
-
-
 def play(
     machine: MachineCosts,
     settings: Settings,
@@ -200,8 +107,8 @@ def play(
     workload: Workload,
     ahead: int = 0,
     seed: int = 0,
-) -> Result:
-    """Plays steps and returns the figures of one.
+) -> float:
+    """Plays steps and returns the seconds in which one of them samples.
 
     Args:
       machine: costs.
@@ -211,69 +118,40 @@ def play(
       ahead: steps that may begin before the current one has ended.
       seed: of the latencies.
     """
-    costs = CallCosts(machine, settings, ROUND_SECONDS)
+    costs = CallCosts(machine, settings)
     hosts = []
-    for index in range(machine.hosts):
-        tools = Tools(workload.latencies((seed, index)), settings.tool_threads)
-        # Episodes are dealt out in turn, see `runtime.hosts.Hosts.owns`.
-        share = [step[index :: machine.hosts] for step in steps]
+    for index, share in enumerate(shares(steps, machine.hosts)):
+        tools = Tools(workload.latencies((seed, index)), TOOL_THREADS)
         hosts.append(_Host(Engine(Device(settings, costs), tools), share))
     game = _Play(hosts, steps, ahead)
     game.run()
+    if not ahead:
+        return game.ends[-1] / len(steps)
     # Between the first and the last step all hosts have work of two steps.
-    counted = list(steps[1:-1]) if ahead else list(steps)
-    begin, end = (game.ends[0], game.ends[-2]) if ahead else (0.0, game.ends[-1])
-    rollout_seconds = (end - begin) / len(counted)
-    written = sum(slices_workload.tokens(step)[1] for step in counted)
-    paged = settings if settings.is_paged else default_settings(machine, 'pages')
-    costs = CallCosts(machine, paged, ROUND_SECONDS)
-    bounds = []
-    for host in hosts:
-        share = host.steps[1:-1] if ahead else host.steps
-        of_steps = [
-            bound_seconds(costs, paged, groups, workload.latency[0], ahead) for groups in share
-        ]
-        bounds.append(sum(of_steps) / len(of_steps))
-    return _result(machine, hosts, steps, rollout_seconds, written / len(counted), max(bounds))
+    return (game.ends[-2] - game.ends[0]) / (len(steps) - 2)
 
 
-def _result(
+def shares(steps: Sequence[list[Group]], hosts: int) -> list[list[list[Group]]]:
+    """Returns, per host, its groups of every step: they are dealt out in turn, see `runtime.hosts.Hosts.owns`."""
+    return [[step[index::hosts] for step in steps] for index in range(hosts)]
+
+
+def bound(
     machine: MachineCosts,
-    hosts: list[_Host],
+    settings: Settings,
     steps: Sequence[list[Group]],
-    rollout_seconds: float,
-    written: float,
-    bound: float,
-) -> Result:
-    """Returns the figures of a play from its hosts."""
-    totals: collections.defaultdict[str, float] = collections.defaultdict(float)
-    for host in hosts:
-        for cause, spent in host.seconds.items():
-            totals[cause] += spent
-    # Hosts that end early wait for the slowest one.
-    longest = max(host.now for host in hosts)
-    totals['other hosts'] += sum(longest - host.now for host in hosts)
-    scale = rollout_seconds / sum(totals.values())
-    seconds = {cause: totals[cause] * scale for cause in CAUSES if totals[cause]}
-    prompts, wrote, read = slices_workload.tokens(steps[0])
-    rollouts = sum(len(group.episodes) for group in steps[0])
-    seconds['update'] = machine.update_seconds(prompts + wrote + read)
-    seconds['exchange'] = machine.exchange_seconds(rollouts)
-    engines = [host.engine for host in hosts]
-    devices = [engine.device for engine in engines]
-    row_steps = sum(device.row_steps for device in devices)
-    computed = sum(device.computed for device in devices)
-    evictions = sum(engine.pool.placement.stats['evictions'] for engine in engines)
-    return Result(
-        seconds=seconds,
-        rollout_seconds=rollout_seconds,
-        tokens_per_second=written / rollout_seconds,
-        useful_rows=sum(engine.generated for engine in engines) / row_steps,
-        useful_tokens=sum(device.wanted for device in devices) / computed,
-        bound=bound,
-        concurrent=max(host.concurrent for host in hosts),
-        evictions=evictions / len(steps),
-    )
+    workload: Workload,
+    ahead: int = 0,
+) -> float:
+    """Returns seconds of a step below which no scheduler over pages comes; arguments as of `play`."""
+    costs = CallCosts(machine, settings)
+    of_hosts = []
+    for share in shares(steps, machine.hosts):
+        seconds = []
+        for groups in share[1:-1] if ahead else share:
+            seconds.append(bound_seconds(costs, settings, groups, workload.latency[0], ahead))
+        of_hosts.append(float(np.mean(seconds)))
+    return max(of_hosts)
 
 
 def bound_seconds(

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
 import functools
-import json
 import math
-import pathlib
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from benchmarks.slices_engines import Episode, Group
-from zeroplay_jax.types import UserError
 
 # Shares of rollouts with 1, 2, … turns, as measured in the quickstart.
 TURNS = (0.0, 0.46, 0.25, 0.163, 0.127)
@@ -228,63 +223,3 @@ def part_workload(workload: Workload, part: Part) -> Workload:
     if part.turns is not None:
         fields['turns'] = (0.0,) * (part.turns - 1) + (1.0,)
     return dataclasses.replace(workload, **fields)
-
-
-def from_metrics(path: pathlib.Path, workload: Workload) -> Workload:
-    """Returns the workload with the lengths and latencies of a finished run.
-
-    `metrics.jsonl` has the mean turns and written tokens of a rollout, the number of rollouts, and the median and 95th
-    percentile of tool calls. Prompts and observations are not in it and stay as they are.
-
-    Raises:
-      UserError: no line of the file has these metrics.
-    """
-    try:
-        lines = path.read_text(encoding='utf-8').splitlines()
-        records = [json.loads(line) for line in lines if line.strip()]
-    except (OSError, ValueError) as error:
-        raise UserError(f'--metrics {path}: {error}') from None
-    all_turns, all_written = _of_roles(records, 'turns'), _of_roles(records, 'policy_tokens')
-    if not all_turns or not all_written:
-        raise UserError(f'--metrics {path}: no line has policy_tokens and turns')
-    turns = float(np.mean(all_turns))
-    written = float(np.mean(all_written)) / turns
-    most_turns = max(len(workload.turns), math.ceil(turns))
-    latency = workload.latency
-    medians = _tool_seconds(records, 'p50')
-    if medians:
-        high = max(*_tool_seconds(records, 'p95'), *medians)
-        # `latencies` has its median between the bounds.
-        median = float(np.median(medians))
-        latency = (median**2 / high, high)
-    return dataclasses.replace(
-        workload,
-        written=max(round(written), 1),
-        turns=_binomial(turns, most_turns),
-        latency=latency,
-    )
-
-
-def _of_roles(records: list[dict], metric: str) -> list[float]:
-    """Returns a metric of every role in every record; older runs have it without the name of a role."""
-    values = []
-    for record in records:
-        values += [value for name, value in record.items() if name.split('/')[-1] == metric]
-    return values
-
-
-def _tool_seconds(records: list[dict], percentile: str) -> list[float]:
-    """Returns a percentile of the seconds of every tool in every record."""
-    seconds = []
-    for record in records:
-        names = fnmatch.filter(record, f'tool_seconds/*/{percentile}')
-        seconds += [float(record[name]) for name in names]
-    return seconds
-
-
-def _binomial(mean: float, most: int) -> tuple[float, ...]:
-    """Returns the shares of 1 … `most` turns: one turn, and a binomial number of further ones with that mean."""
-    if most == 1:
-        return (1.0,)
-    chance = min(max((mean - 1) / (most - 1), 0.0), 1.0)
-    return tuple(stats.binom.pmf(range(most), most - 1, chance).tolist())

@@ -1,30 +1,29 @@
 """Steps over pages on TPU slices: compiled ahead of time with JAX's ragged kernel, memory and estimated time.
 
-    python -m benchmarks.tpu_pages --model qwen2.5-7b --topology v5e:4x4 --topology v5p:2x2x4
-    python -m benchmarks.tpu_pages --model qwen2.5-7b --kernels
+    python -m benchmarks.tpu_pages                 # ten minutes per slice on a quiet core
+    python -m benchmarks.tpu_pages --chips v5e --again
 
 A step of `sampler.token_budget` tokens prefills and decodes; one of `sampler.decode_buckets` decodes only. Every
 number of tokens is a program of its own here, compiled at the compiler's default effort with one and with two unrolled
-layers and extrapolated to all. The pages take the memory of the slots of the compile table (`benchmarks.tpu_aot`).
+layers and extrapolated to all. The pages take the memory of the slots of the compile table (`benchmarks.aot`).
 
 The estimate of a step is the compiler's, without the kernel, which has none. The kernel's part is the larger of its
 instruction bundles and its memory traffic, at the workload's mean length. Its machine code, in the compiler's dump, is
-a list of bundles, one per cycle at best: --kernels compiles it for all generations and counts those of its loops.
+a list of bundles, one per cycle at best; those of its loops are counted.
 
-Results are stored beside the compile table; what is stored is not compiled again. The last line is one JSON object.
+Results are stored in benchmarks/results/tpu_pages.json; what is stored is compiled again only with --again.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import json
 import os
 import pathlib
 import re
 import tempfile
-from typing import Any, TypeVar
+from typing import Any
 from unittest import mock
 
 import jax
@@ -32,65 +31,57 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import topologies
 
-from benchmarks import command, tpu_aot, tpu_estimates, tpu_programs, tpu_shapes
+from benchmarks import command, tpu_programs
 from benchmarks.tpu_estimates import Cycles, Program
-from benchmarks.tpu_shapes import generation
-from zeroplay_jax.configuration.machines import GIB
+from benchmarks.tpu_shapes import CHIPS_OF_HOST, GENERATIONS
+from zeroplay_jax.configuration.machines import CHIPS, GIB
 from zeroplay_jax.configuration.planning import SHAPES
 from zeroplay_jax.policy import ragged_tpu, sharding
 from zeroplay_jax.policy.transformer import ModelConfig
 from zeroplay_jax.rollout import sampler, token_steps
 from zeroplay_jax.runtime.disk import write_text
 from zeroplay_jax.settings.rollouts import SamplerConfig
-from zeroplay_jax.types import UserError
 
-ConfigT = TypeVar('ConfigT', bound=SamplerConfig)
-
+RESULTS = command.RESULTS / 'tpu_pages.json'
+MODEL = 'qwen2.5-7b'
+# Generation → slots of a host of its slices in the compile table.
+SLOTS = {'v5e': 32, 'v5p': 256, 'v6e': 64}
 # Slots per slot of the compile table, of which only the used places take memory, and the most of them.
 MORE_SLOTS = 3
 MOST_SLOTS = 256
-# Generation → slice. Pages and steps are those that a plan chooses.
-CHOICES = {'v5e': 'v5e:4x4', 'v5p': 'v5p:2x2x4', 'v6e': 'v6e:4x4'}
+# Mean length of a rollout while it decodes (`benchmarks.slices`): only these places of a slot have to be read.
+USED_PLACES = 900
+# XLA's default effort. At -1, the effort of the compile table, the schedule is an order of magnitude worse.
+EFFORT = 0.0
 # Queries of a block.
 QUERIES = {'decode': ragged_tpu.SINGLE_QUERIES, 'prefill': ragged_tpu.CHUNK_QUERIES}
 # Rows and pages of the compiled kernel. They change the length of loops only.
 KERNEL_ROWS, KERNEL_PAGES = 256, 2048
+# Places of a page on machines without a compiled kernel; it is read at the memory's peak rate.
+PLAIN_PAGE = 64
 # An instruction bundle: address, label of a loop or branch, depth of its loop as one '>' per level.
 _BUNDLE = re.compile(r'^\s*(?:0x[0-9a-f]+|\d+)\s+(?:[A-Z]{2})?\s*:\s*(>*)\s*\{')
 
 
-def paged(config: ConfigT, chips: str) -> ConfigT:
-    """Returns a sampler whose pages take the memory that the slots of `config` take; `chips`: 'v5e', 'h100'."""
-    shapes = SHAPES[chips]
+def paged(slots: int, kind: str) -> SamplerConfig:
+    """Returns a sampler whose pages take the memory of so many slots; `kind`: of the chips, 'v5e', 'h100'."""
+    shapes = SHAPES[kind]
+    config = tpu_programs.sampler_config(slots)
     return dataclasses.replace(
         config,
-        slots=min(MORE_SLOTS * config.slots, MOST_SLOTS),
+        slots=min(MORE_SLOTS * slots, MOST_SLOTS),
         page=shapes.page,
-        pages=config.slots * config.positions // shapes.page,
+        pages=slots * config.positions // shapes.page,
         token_budget=shapes.budget,
         decode_buckets=shapes.buckets,
     )
 
 
-def sizes(topology: str, table_slots: int) -> SamplerConfig:
-    """Returns the paged sampler of a host of a slice on which the compile table has `table_slots` slots."""
-    return paged(tpu_programs.sampler_config(table_slots), generation(topology))
-
-
-def key(name: str, topology: str, size: SamplerConfig, tokens: int) -> str:
-    """Returns the name under which a step is stored. Slices with the same hosts share it."""
-    host = tpu_shapes.TOPOLOGIES[topology].host
-    if tokens < size.token_budget:
-        # Its slots have no influence: it computes the logits of all its tokens.
-        return f'{name} {host} {tokens} tokens, decode'
-    return f'{name} {host} {tokens} tokens of {size.slots} slots'
-
-
 def lower(
-    name: str, topology: str, size: SamplerConfig, tokens: int, layers: int
+    name: str, kind: str, size: SamplerConfig, tokens: int, layers: int
 ) -> tuple[jax.stages.Lowered, int]:
     """Returns the traced program 'decode' whose steps have `tokens` tokens, and the bytes of its arguments per chip."""
-    mesh = tpu_programs.host_mesh(name, topology)
+    mesh = tpu_programs.mesh_of(name, GENERATIONS[kind].host)
     model = tpu_programs.sized(name, layers, dtype='bfloat16')
     has_chunks = tokens == size.token_budget
     config = dataclasses.replace(
@@ -140,65 +131,26 @@ def _decode_only(
     return jax.jit(whole_decode, donate_argnums=1, out_shardings=(layout, sharding.rows(mesh)))
 
 
-def compile_step(name: str, topology: str, size: SamplerConfig, tokens: int) -> dict[str, Any]:
-    """Returns the figures of a step: seconds without the kernel, calls of the kernel, bytes per chip."""
-    chip = tpu_shapes.TOPOLOGIES[topology].chip
-    layers = tpu_programs.sized(name).layers
-    steps: list[Cycles] = []
-    for few in (1, 2):
-        lowered, _ = lower(name, topology, size, tokens, few)
-        compiled = tpu_programs.compile_program(lowered, tpu_estimates.EFFORT)
+def compile_step(kind: str, size: SamplerConfig, tokens: int) -> dict[str, Any]:
+    """Returns the figures of a step: seconds without the kernel, bytes of a chip."""
+    layers = tpu_programs.sized(MODEL).layers
+    few: list[Cycles] = []
+    for count in (1, 2):
+        lowered, _ = lower(MODEL, kind, size, tokens, count)
+        compiled = tpu_programs.compile_program(lowered, EFFORT)
         _, step = Program(compiled.text).estimate()
-        tpu_programs.log(name, topology, f'{tokens} tokens, {few} layers', step)
-        steps.append(step)
-    whole = tpu_estimates.scaled(steps, layers - 1)
-    _, arguments = lower(name, topology, size, tokens, layers)
+        tpu_programs.log(kind, f'{tokens} tokens, {count} layers', step)
+        few.append(step)
+    first, second = few
+    # All further layers cost what the second one does.
+    cycles = first.cycles + (second.cycles - first.cycles) * (layers - 1)
+    moved = first.moved + (second.moved - first.moved) * (layers - 1)
+    _, arguments = lower(MODEL, kind, size, tokens, layers)
     return dict(
-        seconds=chip.seconds(whole.total, whole.moved),
-        links=chip.seconds(0.0, whole.moved),
-        kernels=round(whole.kernels),
+        seconds=GENERATIONS[kind].seconds(cycles, moved),
         arguments=arguments,
         temporaries=compiled.temporaries,
     )
-
-
-def add_missing(stored: dict[str, Any], path: pathlib.Path, name: str, topology: str) -> None:
-    """Compiles the steps of a model on a slice that are not stored, and stores each at once."""
-    size = sizes(topology, table_slots(stored, name, topology))
-    for tokens in (size.token_budget, *size.decode_buckets):
-        step = key(name, topology, size, tokens)
-        steps = stored.setdefault('pages', {})
-        if step not in steps:
-            steps[step] = compile_step(name, topology, size, tokens)
-            store(path, 'pages', {step: steps[step]})
-
-
-def store(path: pathlib.Path, section: str, results: dict[str, Any]) -> None:
-    """Adds results to a section of the file of results."""
-    # Read again: another process may have stored other results meanwhile.
-    latest = json.loads(path.read_text())
-    latest[section] = latest.get(section, {}) | results
-    write_text(path, json.dumps(latest, indent=1))
-
-
-def table_slots(stored: dict[str, Any], name: str, topology: str) -> int:
-    """Returns the slots of the compile table."""
-    return table_rows(stored, name, topology)['decode']['slots']
-
-
-def table_rows(stored: dict[str, Any], name: str, topology: str) -> dict[str, dict[str, Any]]:
-    """Returns program → row of the compile table.
-
-    Raises:
-      UserError: the model was not compiled for the slice.
-    """
-    rows = {}
-    for row in stored['rows']:
-        if (row['model'], row['topology']) == (name, topology):
-            rows[row['program']] = row
-    if not rows:
-        raise UserError(f'no row of {name} on {topology}: run benchmarks.tpu_aot first')
-    return rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,13 +158,12 @@ class Kernel:
     """The ragged paged attention kernel of JAX, for all layers of a model on a host.
 
     Attributes:
-      page, block: places of a page, and places that the kernel reads at a time.
+      block: places that the kernel reads at a time.
       traffic: seconds in which a block is read at the memory's peak rate.
       instructions: 'decode' and 'prefill' → seconds of the instructions of a block, of a row around its blocks, and of
         a block of queries around its rows.
     """
 
-    page: int
     block: int
     traffic: float
     instructions: dict[str, tuple[float, float, float]]
@@ -235,32 +186,39 @@ def place_bytes(model: ModelConfig) -> int:
     return model.layers * 2 * model.kv_heads * model.head_dim * 2
 
 
-def compiled_kernel(stored: dict[str, Any], name: str, topology: str) -> Kernel | None:
-    """Returns the stored kernel of a model on a host of a slice; None without one."""
-    figures = stored.get('kernels', {}).get(kernel_key(name, generation(topology)))
-    if not figures:
-        return None
-    chip = tpu_shapes.TOPOLOGIES[topology].chip
-    model = tpu_programs.sized(name)
-    mesh = table_rows(stored, name, topology)['decode']['mesh']
-    place_seconds = place_bytes(model) / (mesh['fsdp'] * mesh['model']) / chip.bandwidth
+def plain_kernel(place: float) -> Kernel:
+    """Returns a kernel that reads a place in so many seconds and has no instructions."""
+    none = (0.0, 0.0, 0.0)
+    return Kernel(PLAIN_PAGE, PLAIN_PAGE * place, dict(decode=none, prefill=none))
+
+
+def stored() -> dict[str, Any]:
+    """Returns generation → its 'steps', by number of tokens, and its 'kernel'."""
+    return json.loads(RESULTS.read_text())
+
+
+def compiled_kernel(kind: str) -> Kernel:
+    """Returns the stored kernel of MODEL on a host."""
+    figures = stored()[kind]['kernel']
+    model = tpu_programs.sized(MODEL)
+    place_seconds = place_bytes(model) / (CHIPS_OF_HOST * CHIPS[kind].bandwidth)
     # The kernel runs once per layer; a bundle takes a cycle.
-    bundle = chip.seconds(model.layers)
+    bundle = GENERATIONS[kind].seconds(model.layers)
     instructions = {}
-    for kind in QUERIES:
-        counts = (figures[kind][loop] for loop in ('block', 'row', 'grid'))
-        instructions[kind] = tuple(count * bundle for count in counts)
+    for queries in QUERIES:
+        counts = (figures[queries][loop] for loop in ('block', 'row', 'grid'))
+        instructions[queries] = tuple(count * bundle for count in counts)
     block = figures['block']
-    return Kernel(figures['page'], block, block * place_seconds, instructions)
+    return Kernel(block, block * place_seconds, instructions)
 
 
 def kernel_seconds(kernel: Kernel, size: SamplerConfig, tokens: int) -> tuple[float, str]:
     """Returns the kernel's seconds of a step whose rows all have one token, and what limits it.
 
-    The rows are at the workload's mean length while they decode, `tpu_aot.USED_PLACES`.
+    The rows are at the workload's mean length while they decode, USED_PLACES.
     """
     rows = min(size.slots, tokens)
-    blocks = -(-tpu_aot.USED_PLACES // kernel.block) * rows
+    blocks = -(-USED_PLACES // kernel.block) * rows
     grid = -(-rows // QUERIES['decode'])
     per_block, per_row, per_query_block = kernel.instructions['decode']
     instructions = blocks * per_block + rows * per_row + grid * per_query_block
@@ -269,11 +227,6 @@ def kernel_seconds(kernel: Kernel, size: SamplerConfig, tokens: int) -> tuple[fl
 
 
 # ---- the kernel ------------------------------------------------------------------------------------------------------
-
-
-def kernel_key(name: str, chips: str) -> str:
-    """Returns the name under which a kernel's figures are stored."""
-    return f'{name} {chips}'
 
 
 def loop_bundles(text: str) -> dict[str, int]:
@@ -296,18 +249,18 @@ def loop_bundles(text: str) -> dict[str, int]:
     return dict(block=block, row=row, grid=grid)
 
 
-def compile_kernel(name: str, chips: str, queries: int) -> None:
+def compile_kernel(kind: str, queries: int) -> None:
     """Compiles the kernel for one chip of a slice; the compiler writes its dump as LIBTPU_INIT_ARGS says."""
-    tpu_aot.prepare()
+    tpu_programs.prepare_tpu()
     from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention
 
-    topology, page = CHOICES[chips], SHAPES[chips].page
+    page = SHAPES[kind].page
     block_pages = ragged_tpu.BLOCK // page
-    model = tpu_programs.sized(name)
-    split = tpu_programs.host_mesh(name, topology).shape['model']
+    host = GENERATIONS[kind].host
+    model = tpu_programs.sized(MODEL)
+    split = tpu_programs.mesh_of(MODEL, host).shape['model']
     heads = model.heads // split
     kv_heads = model.kv_heads // split
-    host = tpu_shapes.TOPOLOGIES[topology].host
     device = topologies.get_topology_desc(platform='tpu', topology_name=host).devices[0]
     # The kernel reads the chip's kind from the mesh around it.
     mesh = jax.sharding.Mesh(np.array([device]), ('chip',))
@@ -343,72 +296,63 @@ def compile_kernel(name: str, chips: str, queries: int) -> None:
         shape(KERNEL_ROWS + 1),
         shape(1),
     )
-    tpu_programs.compile_program(lowered, 0.0)
+    tpu_programs.compile_program(lowered, EFFORT)
 
 
-def measure_kernel(name: str, chips: str) -> dict[str, Any]:
-    """Returns the figures of the kernel: page, places of a block, and bundles with few and with many queries."""
-    page = SHAPES[chips].page
-    figures: dict[str, Any] = dict(page=page, block=ragged_tpu.BLOCK)
-    for kind, queries in QUERIES.items():
+def measure_kernel(kind: str) -> dict[str, Any]:
+    """Returns the figures of the kernel: places of a block, and bundles with few and with many queries."""
+    figures: dict[str, Any] = dict(block=ragged_tpu.BLOCK)
+    for name, queries in QUERIES.items():
         with tempfile.TemporaryDirectory() as folder:
             # libtpu reads its flags when a process starts.
             flags = f'--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true'
             with mock.patch.dict(os.environ, LIBTPU_INIT_ARGS=flags), command.processes(1) as pool:
-                pool.submit(compile_kernel, name, chips, queries).result()
+                pool.submit(compile_kernel, kind, queries).result()
             (dump,) = pathlib.Path(folder).glob('*ragged_paged*-final_bundles.txt')
-            figures[kind] = loop_bundles(dump.read_text(errors='replace'))
-        tpu_programs.log(name, chips, kind, figures[kind])
+            figures[name] = loop_bundles(dump.read_text(errors='replace'))
+        tpu_programs.log(kind, name, figures[name])
     return figures
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------
 
 
-def table(stored: dict[str, Any], pairs: list[tuple[str, str]]) -> str:
-    """Returns the stored steps of (model, slice) pairs as a Markdown table."""
-    columns = ['model', 'slice', 'tokens of a step', 'slots', 'pages', 'arguments, GiB']
+def table() -> str:
+    """Returns the stored steps as the text of a file."""
+    columns = ['model', 'host', 'tokens of a step', 'slots', 'pages', 'arguments, GiB']
     columns += ['temporaries', 'without the kernel, ms', 'kernel, ms', 'limited by']
     rows = []
-    for name, topology in pairs:
-        size = sizes(topology, table_slots(stored, name, topology))
-        kernel = compiled_kernel(stored, name, topology)
-        if not kernel:
-            raise UserError(f'no kernel of {name} on {topology}: give --kernels, too')
-        for tokens in (*size.decode_buckets, size.token_budget):
-            step = stored.get('pages', {}).get(key(name, topology, size, tokens))
-            if not step:
-                continue
-            seconds, limit = kernel_seconds(kernel, size, tokens)
+    for kind, figures in stored().items():
+        size = paged(SLOTS[kind], kind)
+        kernel = compiled_kernel(kind)
+        for tokens, step in figures['steps'].items():
+            seconds, limit = kernel_seconds(kernel, size, int(tokens))
             memory = (f'{step["arguments"] / GIB:.1f}', f'{step["temporaries"] / GIB:.2f}')
             times = (f'{step["seconds"] * 1e3:.3g}', f'{seconds * 1e3:.3g}')
-            pages = f'{size.pages} of {size.page}'
-            rows.append((name, topology, tokens, size.slots, pages, *memory, *times, limit))
-    return command.table(columns, rows)
+            shape = (tokens, size.slots, f'{size.pages} of {size.page}')
+            rows.append((MODEL, GENERATIONS[kind].host, *shape, *memory, *times, limit))
+    return command.tab_separated(columns, rows)
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Compiles the steps or kernels that are not stored, and prints the table."""
+    """Compiles the kernels and steps that are not stored, and writes and prints the table."""
     parser = command.parser('tpu_pages', __doc__)
-    parser.add_argument('--model', choices=tpu_shapes.MODELS, action='append', help='repeatable')
-    parser.add_argument(
-        '--topology', choices=tpu_shapes.TOPOLOGIES, action='append', help='repeatable'
-    )
-    parser.add_argument('--kernels', action='store_true', help='compile the kernels again')
-    parser.add_argument('--out', type=pathlib.Path, default=tpu_aot.RESULTS, help='results')
+    parser.add_argument('--chips', choices=SLOTS, nargs='+', default=[*SLOTS], help='(all)')
+    parser.add_argument('--again', action='store_true', help='compile stored results again')
     args = parser.parse_args(argv)
-    names = args.model or ('qwen2.5-7b',)
-    pairs = list(itertools.product(names, args.topology or ('v5e:4x4', 'v5p:2x2x4')))
+    results = stored()
     with command.one_line_errors('tpu_pages'):
-        tpu_aot.prepare()
-        for name, chips in itertools.product(names, CHOICES if args.kernels else ()):
-            figures = measure_kernel(name, chips)
-            store(args.out, 'kernels', {kernel_key(name, chips): figures})
-        for name, topology in pairs:
-            add_missing(json.loads(args.out.read_text()), args.out, name, topology)
-    stored = json.loads(args.out.read_text())
-    print(table(stored, pairs))
-    print(json.dumps(stored['pages']))
+        tpu_programs.prepare_tpu()
+    for kind in args.chips:
+        if args.again or kind not in results:
+            size = paged(SLOTS[kind], kind)
+            steps = {}
+            for tokens in (*size.decode_buckets, size.token_budget):
+                steps[str(tokens)] = compile_step(kind, size, tokens)
+            results[kind] = dict(kernel=measure_kernel(kind), steps=steps)
+            write_text(RESULTS, json.dumps(results, indent=1) + '\n')
+    write_text(RESULTS.with_suffix('.tsv'), table())
+    print(table(), end='')
 
 
 if __name__ == '__main__':

@@ -15,7 +15,7 @@ import pytest
 from forked_commands import run_all
 from packaging.requirements import Requirement
 
-from benchmarks import gpu, hops, roofline
+from benchmarks import gpu, hops
 from benchmarks import pins as small_runs
 from benchmarks import rollout as bench
 from benchmarks.command import RESULTS
@@ -47,19 +47,16 @@ SMALL = dataclasses.replace(
         (workload.Rollouts('uneven', 512, ((), (20,), (30, 5, 150), (1, 99))), 'bfloat16'),
     ],
 )
-def test_rollouts_and_updates_of_the_speed_benchmark(monkeypatch, rollouts, dtype):
-    monkeypatch.setattr(bench, 'device_rates', lambda _: (1e12, 1e12))
+def test_rollouts_and_updates_of_the_speed_benchmark(rollouts, dtype):
     engine = bench.Engine(dataclasses.replace(SMALL, dtype=dtype), rollouts)
     engine.measure()
     # A further round reads the weights that the updates of the first one made.
     figures = engine.measure()
-    rates = {'generated_tokens_per_second', 'update_tokens_per_second', 'gflops', 'gbytes'}
-    assert set(figures) == rates | {'share_of_bound', 'update_share_of_bound'}
+    assert set(figures) == {'generated_tokens_per_second', 'update_tokens_per_second'}
     assert all(value > 0 for value in figures.values())
 
 
 def test_parts_of_the_gpu_benchmark(monkeypatch, capsys):
-    monkeypatch.setattr(bench, 'device_rates', lambda _: (1e12, 1e12))
     # `main` sets it for the programs that it compiles.
     monkeypatch.setenv('XLA_FLAGS', os.environ.get('XLA_FLAGS', ''))
     monkeypatch.setattr(gpu, 'gpu_model', lambda: dataclasses.replace(SMALL, dtype='bfloat16'))
@@ -165,21 +162,9 @@ def test_counted_operations_are_those_of_the_compiled_program():
     places = jax.ShapeDtypeStruct((1, 64), jnp.int32)
     step = jax.jit(jax.grad(lambda p, *batch: transformer.score(model, p, *batch)[0].sum()))
     compiled = step.lower(shapes, places, places, places).compile().cost_analysis()
-    need = 3 * roofline.forward(model, 64, 64)
+    need = 3 * transformer.forward_operations(model, 64, 64)
     attention = 3 * 64 * model.layers * 2 * model.heads * model.head_dim * 64
     assert 0.9 < compiled['flops'] / (need + attention) < 1.25
-
-
-def test_the_bound_reads_weights_keys_and_values_once():
-    # One rollout of two turns of two tokens: positions 3, 4 and, behind an observation of 5 tokens, 10, 11.
-    rollouts = workload.Rollouts('', 99, ((5,),), prompt_tokens=3, turn_tokens=2)
-    m = SMALL
-    layer, head = roofline.matrix_weights(m)
-    layers = m.layers * layer
-    matrices = layers + head
-    values_per_token = 2 * m.layers * m.kv_heads * m.head_dim
-    assert bench.useful_bytes(m, rollouts) == 4 * (4 * matrices + 28 * values_per_token)
-    assert bench.useful_operations(m, rollouts) == 2 * (12 * layers + 4 * head)
 
 
 # The other engines of the speed benchmark
@@ -229,9 +214,8 @@ def fake_peers(tmp_path, monkeypatch):
     script = (
         'import sys\n'
         'from benchmarks.peers import workload\n'
-        'rollouts = workload.WORKLOADS[sys.argv[3]]\n'
-        'seconds = float(sys.argv[5]) if len(sys.argv) > 5 else 1.0\n'
-        "workload.print_rates('engine', rollouts, seconds, update_seconds=2.0)\n"
+        'rollouts = workload.WORKLOADS[sys.argv[2]]\n'
+        "workload.print_rates('engine', rollouts, rollout_seconds=1.0, update_seconds=2.0)\n"
     )
     for name in bench.PEERS:
         (tmp_path / f'peer_{name}.py').write_text(script)
@@ -239,11 +223,10 @@ def fake_peers(tmp_path, monkeypatch):
 
 
 def test_rates_of_another_engine_are_read_from_its_output(fake_peers):
-    rates = bench.peer('tunix', 'even', cache_tokens=512)
     updated_tokens = workload.TRAIN_BATCH * workload.TRAIN_LEN
-    assert rates == {'rollout': workload.EVEN.generated / 512, 'train': updated_tokens / 2}
-    uneven_rates = bench.peer('hf', 'uneven', cache_tokens=512)
-    assert uneven_rates['rollout'] == workload.UNEVEN.generated
+    for name, batch in (('tunix', workload.EVEN), ('hf', workload.UNEVEN)):
+        rates = bench.peer(name, batch.name)
+        assert rates == {'rollout': batch.generated, 'train': updated_tokens / 2}
 
 
 def test_a_failing_script_of_another_engine_is_one_line(fake_peers):
@@ -256,7 +239,7 @@ def test_a_failing_script_of_another_engine_is_one_line(fake_peers):
 def test_ratios_of_a_round_are_ours_over_theirs(fake_peers, capsys):
     figures = {'generated_tokens_per_second': 6144.0, 'update_tokens_per_second': 4096.0}
     engine = types.SimpleNamespace(measure=lambda: figures)
-    arguments = bench.parse_arguments(['--rounds', '2', '--tunix-cache', '1'])
+    arguments = bench.parse_arguments(['--rounds', '2'])
     our_figures, ratios = bench.compare(engine, arguments)
     assert our_figures == [figures] * 2
     # The fake engines generate 3072 tokens in a second and update 4096 tokens in two.

@@ -11,7 +11,7 @@ from python_process import ROOT, config_flags, run_python
 from run_files import lines, summary_of
 from run_records import stored_config, write_record
 
-from benchmarks import adapter_cases, adapter_tables, tpu_aot, tpu_shapes
+from benchmarks import aot, aot_cases, tpu_shapes
 from zeroplay_jax.configuration import fields, planning, rules
 from zeroplay_jax.configuration.fields import config as packaged_config
 from zeroplay_jax.configuration.machines import CHIPS, GIB, GPUS, catalog, machine, machine_of
@@ -32,7 +32,7 @@ from zeroplay_jax.settings.kinds import ConfigError
 from zeroplay_jax.training.policy_settings import settings
 from zeroplay_jax.types import UserError
 
-TYPES = adapter_tables.TYPES | {
+TYPES = aot.TYPES | {
     'v5e:8x8': 'v5litepod-64',
     'v5p:2x2x4': 'v5p-32',
     'v6e:4x4': 'v6e-16',
@@ -64,7 +64,7 @@ def cases(rows, *keys):
 
 def planned_memory(row, config, roles, slots, hosts, **values):
     mesh = {f'mesh.{axis}': size for axis, size in row['mesh'].items()}
-    machine_name = TYPES[row.get('topology') or row['machine']]
+    machine_name = TYPES[row['machine']]
     target = dataclasses.replace(machine(machine_name), hosts=hosts)
     values = {name.replace('__', '.'): value for name, value in values.items()}
     values |= {'sampler.slots': slots, 'micro.rows': row.get('micro_rows', 8), 'offload': False}
@@ -73,10 +73,10 @@ def planned_memory(row, config, roles, slots, hosts, **values):
 
 def whole_weights():
     """(row, GiB by the compiler, GiB by the plan) of the compile table; rollouts count the larger program."""
-    rows = json.loads(tpu_aot.RESULTS.read_text())['rows']
+    rows = [row for row in aot_cases.stored_rows() if not row['rank']]
     config = packaged_config('drzero')
     roles = Roles(trained=2, optimizers=2, references=1, teachers=1, samplers=2)
-    for case in cases(rows, 'model', 'topology'):
+    for case in cases(rows, 'model', 'machine'):
         by_program = {row['program']: row for row in case}
         rollouts = max(
             (by_program[name] for name in ('extend', 'decode')), key=lambda r: r['hbm_bytes']
@@ -96,9 +96,10 @@ def whole_weights():
 
 def adapters():
     """The same of runs with adapters."""
-    for case in cases(adapter_cases.stored_rows(), 'work', 'machine'):
+    rows = [row for row in aot_cases.stored_rows() if row['rank']]
+    for case in cases(rows, 'work', 'machine'):
         work = case[0]['work'].partition(',')[0]
-        name = work[8:-3] if work.startswith('configs') else adapter_cases.MODEL_CONFIG
+        name = work[8:-3] if work.startswith('configs') else aot_cases.MODEL_CONFIG
         config = packaged_config(name)
         config.policy.adapters.rank = case[0]['rank']
         slots = case[0]['slots']
@@ -107,7 +108,7 @@ def adapters():
         rollouts = max(case[:2], key=lambda row: row['hbm_bytes'])
         for row in (rollouts, *case[2:]):
             roles = roles_of(config)._replace(distills=row['program'] == 'teacher')
-            scan = not case[0]['work'].endswith(adapter_cases.UNROLLED)
+            scan = not case[0]['work'].endswith(aot_cases.UNROLLED)
             attention = 'blocked' if is_gpu else 'splash'
             values = dict(policy__attention=attention, policy__scan=scan)
             memory = planned_memory(row, config, roles, slots, hosts, **values)
@@ -126,13 +127,13 @@ def adapters():
 def test_memory_is_that_of_the_compiled_programs(rows):
     errors = {}
     for row, compiled, planned in rows():
-        key = (row['model'], row.get('topology') or row['machine'], row['program'], compiled / GIB)
+        key = (row['model'], row['machine'], row['program'], compiled / GIB)
         errors[key] = planned / compiled - 1
     assert len(errors) >= 40
     assert max(map(abs, errors.values())) < ERROR, max(errors.items(), key=lambda x: abs(x[1]))
 
 
-CONFIGS = tuple(adapter_cases.CONFIGS)
+CONFIGS = tuple(aot_cases.CONFIGS)
 
 
 @pytest.mark.parametrize('name', CONFIGS)
@@ -372,7 +373,7 @@ def test_every_model_is_split_evenly(name):
 @pytest.mark.parametrize('name', KNOWN)
 def test_known_sizes_are_those_of_the_config(name, tmp_path):
     assert sizes_of(f'hf://owner/{name.title()}-Instruct') == KNOWN[name]
-    stored = (tpu_shapes.MODELS | tpu_shapes.FURTHER_MODELS)[name]
+    stored = tpu_shapes.MODELS[name]
     (tmp_path / 'config.json').write_text(json.dumps(stored))
     assert sizes_of(str(tmp_path)) == KNOWN[name]
     for other in ('another', f'{name}-Instruct-GPTQ-Int4', f'{name}-awq', f'{name}-bnb-4bit'):

@@ -194,7 +194,7 @@ class CountedCosts:
         return 0.0
 
     def decode(self, steps):
-        return 0.0, 0.0
+        return 0.0
 
     def mixed(self, *arguments):
         return 0.0

@@ -1,61 +1,56 @@
 """Steps over pages compiled for TPU slices: what is stored and printed, and how the simulator reads it."""
 
-import json
-
 import numpy as np
 import pytest
 import slice_compiler
 
-from benchmarks import slices_costs, tpu_aot, tpu_pages, tpu_shapes
+from benchmarks import aot_cases, slices, slices_costs, tpu_pages, tpu_programs
 from benchmarks.slices_costs import Settings
 from benchmarks.slices_engines import Device, Engine, Episode, Group, Tools
+from zeroplay_jax.configuration.machines import CHIPS
 from zeroplay_jax.configuration.planning import SHAPES
 
-NAME = 'qwen2.5-7b'
-SLICES = ('v5e:4x4', 'v5p:2x2x4')
+NAME = tpu_pages.MODEL
 
 
-def stored():
-    return json.loads(tpu_aot.RESULTS.read_text())
-
-
-@pytest.mark.parametrize('topology', SLICES)
-def test_pages_take_the_memory_of_the_slots(topology):
-    slots = tpu_pages.table_slots(stored(), NAME, topology)
-    size = tpu_pages.sizes(topology, slots)
-    assert size.slots >= slots
+@pytest.mark.parametrize('kind', tpu_pages.SLOTS)
+def test_pages_take_the_memory_of_the_slots(kind):
+    slots = tpu_pages.SLOTS[kind]
+    size = tpu_pages.paged(slots, kind)
     assert size.pages * size.page <= slots * (4096 + 256)
     # Three times the rollouts of the slots, or 256, at 1,500 tokens each.
     assert size.slots == min(3 * slots, 256)
+    of_table = [row['slots'] for row in aot_cases.stored_rows() if is_decode(row, kind)]
+    assert of_table == [slots]
 
 
-def test_the_table_of_the_page_is_what_was_found():
-    pairs = [(NAME, topology) for topology in SLICES]
-    lines = tpu_pages.table(stored(), pairs).split('\n')
-    shapes = [SHAPES[topology.partition(':')[0]] for topology in SLICES]
-    assert len(lines) == 2 + sum(1 + len(shape.buckets) for shape in shapes)
-    rows = ['\t'.join(line.strip('| ').split(' | ')) for line in lines if '---' not in line]
-    assert set(rows) <= set((tpu_aot.RESULTS.parent / 'tpu_pages.tsv').read_text().split('\n'))
+def is_decode(row, kind):
+    machines = [name for name, machine in slices.MACHINES.items() if machine.kind == kind]
+    case = (row['model'], row['machine'], row['rank'])
+    return case == (NAME, machines[0], 0) and row['program'] == 'decode'
 
 
-@pytest.mark.parametrize('topology', SLICES)
-def test_compiled_steps_take_no_less_than_their_least_time_and_fit(topology):
-    table = stored()
-    chip = tpu_shapes.TOPOLOGIES[topology].chip
-    machine = slices_costs.machine_costs(topology, NAME)
-    peak = slices_costs.machine_costs(topology, NAME, peak=True)
-    shape = SHAPES[topology.partition(':')[0]]
-    assert set(machine.pages) == {shape.budget, *shape.buckets} and not peak.pages
-    for tokens, seconds in machine.pages.items():
-        assert seconds >= max(peak.step + peak.head, tokens * peak.token)
-        slots = tpu_pages.table_slots(table, NAME, topology)
-        size = tpu_pages.sizes(topology, slots)
-        step = table['pages'][tpu_pages.key(NAME, topology, size, tokens)]
-        assert step['arguments'] + step['temporaries'] < chip.memory
-        # A call per layer for rows of one token; in a step that prefills another one for chunks.
-        assert step['kernels'] == 28 * (2 if tokens == shape.budget else 1)
+def test_the_table_of_the_page_is_what_is_stored():
+    text = tpu_pages.table()
+    assert text == tpu_pages.RESULTS.with_suffix('.tsv').read_text()
+    shapes = [SHAPES[kind] for kind in tpu_pages.SLOTS]
+    assert len(text.splitlines()) == 1 + sum(1 + len(shape.buckets) for shape in shapes)
+
+
+@pytest.mark.parametrize('kind', tpu_pages.SLOTS)
+def test_compiled_steps_take_no_less_than_their_least_time_and_fit(kind):
+    machine = slices_costs.machine_costs(kind, NAME, 4, 1)
+    size = tpu_pages.paged(tpu_pages.SLOTS[kind], kind)
+    assert set(machine.steps) == {size.token_budget, *size.decode_buckets}
+    for tokens in machine.steps:
+        assert machine.step(tokens, 0) >= max(machine.read, tokens * machine.token)
+        step = tpu_pages.stored()[kind]['steps'][str(tokens)]
+        assert step['arguments'] + step['temporaries'] < CHIPS[kind].memory
         kernel, limit = tpu_pages.kernel_seconds(machine.kernel, size, tokens)
         assert 0 < kernel < 1 and limit in ('traffic', 'instructions')
+    # Elsewhere peak rates: twice the chips take half the time.
+    one, two = (slices_costs.machine_costs('h100', NAME, chips, 1) for chips in (1, 2))
+    assert not one.steps and one.step(8, 8) == pytest.approx(2 * two.step(8, 8))
 
 
 class CountedCosts:
@@ -94,12 +89,12 @@ def test_a_step_without_prefill_takes_the_smallest_program_that_suffices():
 
 SMALL = """
 import json
-from benchmarks import tpu_aot, tpu_pages, tpu_programs
-tpu_aot.prepare()
+from benchmarks import tpu_pages, tpu_programs
+tpu_programs.prepare_tpu()
 size = tpu_programs.sampler_config(16, page=64, pages=256, token_budget=64, decode_buckets=(8,))
 out = {}
 for tokens in (8, 64):
-    lowered, arguments = tpu_pages.lower('qwen2.5-3b', 'v5e:4x4', size, tokens, 1)
+    lowered, arguments = tpu_pages.lower('qwen2.5-3b', 'v5e', size, tokens, 1)
     compiled = tpu_programs.compile_program(lowered)
     pages = [line for line in compiled.text.splitlines() if ' = bf16[128,64,2,128]' in line]
     copies = [line for line in pages if ' copy(' in line or ' copy-start(' in line]
@@ -109,7 +104,7 @@ print(json.dumps(out))
 
 
 @pytest.mark.long
-@pytest.mark.skipif(tpu_aot.compiler_folder() is None, reason='libtpu is not installed')
+@pytest.mark.skipif(tpu_programs.tpu_compiler() is None, reason='libtpu is not installed')
 def test_steps_compile_for_a_slice_and_copy_no_page():
     found = slice_compiler.last_line(SMALL, timeout=900)
     # One call for rows of one token; another for chunks where there may be some.

@@ -89,9 +89,9 @@ def main() -> None:
     rollouts = workload.WORKLOADS[arguments.workload]
     torch.set_num_threads(workload.CORES)
     model = make_model().eval()
-    rollout_seconds = workload.median_seconds(lambda: rollout(model, rollouts), arguments.repeats)
+    rollout_seconds = workload.median_seconds(lambda: rollout(model, rollouts))
     model.train()
-    update_seconds = workload.median_seconds(make_update(model), arguments.repeats)
+    update_seconds = workload.median_seconds(make_update(model))
     workload.print_rates('hf', rollouts, rollout_seconds, update_seconds)
 
 

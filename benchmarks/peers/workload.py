@@ -146,7 +146,7 @@ def play(
     return contexts
 
 
-def median_seconds(call: Callable[[], object], repeats: int) -> float:
+def median_seconds(call: Callable[[], object], repeats: int = 1) -> float:
     """Returns the median wall-clock time of `repeats` calls in seconds, after one call that is not timed."""
     # The first call compiles programs, allocates memory and fills caches.
     call()
@@ -171,9 +171,6 @@ def print_rates(
 def parser(description: str) -> argparse.ArgumentParser:
     """Returns the parser of the arguments that all engines take."""
     arguments = argparse.ArgumentParser(description=description)
-    arguments.add_argument(
-        'repeats', type=int, nargs='?', default=3, help='timed calls; the median counts'
-    )
     arguments.add_argument(
         '--workload', choices=WORKLOADS, default='even', help='batch of rollouts (even)'
     )
