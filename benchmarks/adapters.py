@@ -1,12 +1,10 @@
 """Does self-play learn as well with adapters? Quickstart, DSPO and π-Play with rank 4, rank 16 and whole weights.
 
-    python -m benchmarks.adapters                          # everything; stored runs are not executed again
-    python -m benchmarks.adapters --only quickstart --ranks 16 --seeds 1
-    python -m benchmarks.adapters --factor 3               # other learning rates of the adapters
+    python -m benchmarks.adapters          # stored runs are not executed again
 
 DSPO and π-Play are arms of benchmarks/claims.toml with more steps and a smaller rate: they gain most of all, and their
 seeds differ least. DSPO has a KL term, whose reference is the base, and π-Play has a teacher. With adapters the
-learning rates of all roles are `--factor` times those of whole weights (docs/adapters.md explains the default);
+learning rates of all roles are FACTOR times those of whole weights (docs/adapters.md explains the default);
 nothing else differs.
 
 Every result is stored in benchmarks/results/adapters, named by arm, rank, factor and seed, with the hash of the code
@@ -160,27 +158,18 @@ def table(folder: pathlib.Path) -> str:
     return command.tab_separated(COLUMNS, rows)
 
 
-def main(argv: list[str] | None = None) -> None:
+def main() -> None:
     """Executes the runs that are not stored, and prints the table."""
-    parser = command.parser('adapters', __doc__)
-    parser.add_argument('--only', choices=ARMS, help='one arm')
-    parser.add_argument('--ranks', type=int, nargs='+', default=RANKS, help='0: whole weights')
-    parser.add_argument('--seeds', type=int, default=SEEDS, help=f'seeds per row ({SEEDS})')
-    parser.add_argument('--factor', type=float, default=FACTOR, help=f'of the rates ({FACTOR:g})')
-    parser.add_argument(
-        '--out', type=pathlib.Path, default=command.RESULTS, help='folder of the results'
-    )
-    args = parser.parse_args(argv)
-    folder = args.out / 'adapters'
-    arms = [args.only] if args.only else ARMS
+    command.parser('adapters', __doc__).parse_args()
+    folder = command.RESULTS / 'adapters'
     # Seeds are the outer loop, so that an interrupted benchmark has runs of every row.
-    runs = list(itertools.product(arms, args.ranks, [args.factor], range(args.seeds)))
-    runs.sort(key=lambda run: run[-1])
+    runs = []
+    for seed, arm, rank in itertools.product(range(SEEDS), ARMS, RANKS):
+        runs.append((arm, rank, FACTOR, seed))
     path_of = functools.partial(stored_path, folder=folder)
     with claims_runs.Runner(path_of, run_arm, processes=1) as runner:
         runner.run(runs)
-    args.out.mkdir(parents=True, exist_ok=True)
-    write_text(args.out / 'adapters.tsv', table(folder))
+    write_text(folder.with_suffix('.tsv'), table(folder))
     print(table(folder), end='')
 
 

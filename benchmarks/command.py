@@ -66,16 +66,6 @@ def cpu_environment() -> dict[str, str]:
     return os.environ | {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': ''}
 
 
-def gpu_environment() -> dict[str, str]:
-    """Returns the environment of one of several processes on a GPU."""
-    # By default one process takes most of the memory, and XLA sums in an order that changes from call to call.
-    return os.environ | {
-        'JAX_PLATFORMS': 'cuda',
-        'XLA_FLAGS': '--xla_gpu_deterministic_ops=true',
-        'XLA_PYTHON_CLIENT_PREALLOCATE': 'false',
-    }
-
-
 def processes(count: int) -> concurrent.futures.ProcessPoolExecutor:
     """Returns a pool of new processes; they get the environment of this one as it is at the first call."""
     # New interpreters: JAX does not survive a fork.

@@ -1,7 +1,6 @@
 """Measures what a step costs a host to exchange its rollouts with the others.
 
     python -m benchmarks.exchange
-    python -m benchmarks.exchange --processes 2 --rollouts 1280 --tokens 1500
 
 Starts 2 and 4 processes on this machine, joined by gloo. Each makes its share of the rollouts of a step: a prompt,
 turns, searches with passages. Every process gets all of them as bytes (selfplay/rows.py), packs the whole batch and
@@ -10,8 +9,8 @@ seconds are those of a process with all its threads, so they depend less on othe
 does.
 """
 
-import argparse
 import functools
+import itertools
 import os
 import time
 from typing import Any
@@ -24,6 +23,7 @@ from benchmarks import command
 from zeroplay_jax.learner.batch import Batch, pack
 from zeroplay_jax.policy import sharding
 from zeroplay_jax.runtime import devices, hosts
+from zeroplay_jax.runtime.disk import write_text
 from zeroplay_jax.selfplay import rows
 from zeroplay_jax.types import (
     ENV,
@@ -38,6 +38,10 @@ from zeroplay_jax.types import (
     Turn,
 )
 
+# What is varied: processes, rollouts of a step, and tokens of a rollout.
+PROCESSES, ROLLOUTS, TOKENS = (2, 4), (320, 1280), (500, 1500)
+# Counted repetitions.
+ROUNDS = 3
 SAMPLES = 5
 MICRO_ROWS = 8
 # A rollout as the workload of benchmarks.slices has it: about 270 tokens of prompt, 18 % of the policy's, three
@@ -131,61 +135,44 @@ def count_received() -> list[int]:
 
 
 def measure(step: Step, received: list[int]) -> list[float]:
-    """Returns what the exchange of a step cost: bytes, CPU seconds, seconds; it begins at once in all processes."""
+    """Returns what the exchange of a step cost: bytes, CPU seconds; it begins at once in all processes."""
     multihost_utils.sync_global_devices('start')
     received.clear()
     cpu = time.process_time()
-    started = time.perf_counter()
     step.batches()
-    seconds = time.perf_counter() - started
-    return [sum(received), time.process_time() - cpu, seconds]
+    return [sum(received), time.process_time() - cpu]
 
 
-def measure_all(arguments: argparse.Namespace, process: int, count: int, port: int) -> list[tuple]:
+def measure_all(process: int, count: int, port: int) -> list[tuple]:
     """Returns the rows of the table, measured in one process of `count`; all of them have the same."""
     devices.connect('coordinator', f'localhost:{port}', count, process, 100)
     received = count_received()
     table = []
-    for rollouts in arguments.rollouts:
-        for tokens in arguments.tokens:
-            step = Step(rollouts, tokens)
-            # The first round compiles and is not counted.
-            costs = [measure(step, received) for _ in range(arguments.rounds + 1)][1:]
-            # Medians over the rounds, of the host with most of it.
-            local = np.median(costs, axis=0).tolist()
-            megabytes, cpu, seconds = np.max(step.hosts.gather(local), axis=0)
-            cells = (f'{megabytes / 1e6:.2f}', f'{cpu:.3f}', f'{seconds:.3f}')
-            table.append((count, rollouts, tokens, *cells))
+    for rollouts, tokens in itertools.product(ROLLOUTS, TOKENS):
+        step = Step(rollouts, tokens)
+        # The first round compiles and is not counted.
+        costs = [measure(step, received) for _ in range(ROUNDS + 1)][1:]
+        # Medians over the rounds, of the host with most of it.
+        local = np.median(costs, axis=0).tolist()
+        received_bytes, cpu = np.max(step.hosts.gather(local), axis=0)
+        table.append((count, rollouts, tokens, f'{received_bytes / 1e6:.2f}', f'{cpu:.3f}'))
     return table
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Starts the processes and prints the table."""
-    parser = command.parser('exchange', __doc__)
-    parser.add_argument('--processes', type=int, nargs='+', default=[2, 4], help='(default: 2 4)')
-    parser.add_argument(
-        '--rollouts', type=int, nargs='+', default=[320, 1280], help='of a step (default: 320 1280)'
-    )
-    parser.add_argument(
-        '--tokens',
-        type=int,
-        nargs='+',
-        default=[500, 1500],
-        help='of a rollout (default: 500 1500)',
-    )
-    parser.add_argument('--rounds', type=int, default=3, help='counted repetitions (default: 3)')
-    arguments = parser.parse_args(argv)
+def main() -> None:
+    """Starts the processes, and writes and prints the table."""
+    command.parser('exchange', __doc__).parse_args()
     os.environ |= command.cpu_environment()
-    table = []
-    for count in arguments.processes:
+    rows = []
+    for count in PROCESSES:
         with command.processes(count) as pool:
-            measure_in = functools.partial(
-                measure_all, arguments, count=count, port=command.free_port()
-            )
+            measure_in = functools.partial(measure_all, count=count, port=command.free_port())
             of_this_count, *_ = pool.map(measure_in, range(count))
-        table += of_this_count
-    columns = ('processes', 'rollouts', 'tokens', 'MB received', 'CPU seconds', 'seconds')
-    print(command.table(columns, table))
+        rows += of_this_count
+    columns = ('processes', 'rollouts', 'tokens', 'MB received', 'CPU s')
+    text = command.tab_separated(columns, rows)
+    write_text(command.RESULTS / 'exchange.tsv', text)
+    print(text, end='')
 
 
 if __name__ == '__main__':

