@@ -9,7 +9,7 @@ from demo_parts import said, shown, tag
 from example_texts import example_passages
 from test_committed_folders import check_hashes, figures_of
 
-from tools.checkpoints import base_english, batches, english_demos, supervised
+from tools.checkpoints import base_english, english_demos, supervised
 from tools.checkpoints.demo import render
 from tools.checkpoints.english_demos import EnglishSetting
 from tools.checkpoints.english_texts import Disguise, Texts
@@ -208,48 +208,7 @@ def test_splits_are_disjoint_and_have_their_sizes():
     assert abs(shares['held_out'] - 0.25) < 0.03
 
 
-@pytest.mark.long
-def test_training_resumes_bit_for_bit(texts, passages, tmp_path, monkeypatch, small):
-    template = tmp_path / 'template'
-    base_english.write_config_and_tokenizer(template, passages)
-    stages = (
-        dataclasses.replace(TINY, name='first', saved=True),
-        dataclasses.replace(TINY, name='second', steps=4, saved=True),
-    )
-
-    def run(folder):
-        """Trains both stages and returns the bytes of all files written."""
-        out, diagnose = folder / 'out', lambda *_: {}
-        parts = (stages, template, english_demos.ROLES, [texts], 0, diagnose, out)
-        supervised.train_checkpoints(*parts, work=folder / 'work')
-        return {path.relative_to(out): path.read_bytes() for path in out.glob('*/*')}
-
-    uninterrupted = run(tmp_path / 'whole')
-
-    class Killed(Exception):
-        pass
-
-    pack = batches.pack
-
-    def dying_pack(batches_before):
-        left = iter(range(batches_before))
-
-        def pack_or_die(*parts):
-            if next(left, None) is None:
-                raise Killed
-            return pack(*parts)
-
-        return pack_or_die
-
-    # In the middle of the first stage, and then, from its second step, in the middle of the second stage.
-    for batches_before in (3, 7):
-        with monkeypatch.context() as patch, pytest.raises(Killed):
-            patch.setattr(batches, 'pack', dying_pack(batches_before))
-            run(tmp_path / 'killed')
-    assert run(tmp_path / 'killed') == uninterrupted
-
-
-def test_a_training_writes_folders_and_guards_its_work_folder(tmp_path, monkeypatch, small):
+def test_a_training_writes_folders(tmp_path, monkeypatch, small):
     monkeypatch.setattr(base_english, 'DIAGNOSED_EPISODES', 2)
     # Stocks of other sizes would be empty: fifteen texts are few.
     monkeypatch.setattr(base_english, 'PASSAGE_WORDS', (50,))
@@ -257,26 +216,18 @@ def test_a_training_writes_folders_and_guards_its_work_folder(tmp_path, monkeypa
     write_corpus(corpus, 5)
     # The length is that of the diagnosis too.
     stages = (dataclasses.replace(TINY, name='clean', steps=2, rows=1, tokens=640, saved=True),)
-    build = lambda seed: base_english.build(
-        corpus, tmp_path / 'out', tmp_path / 'work', seed, stages
-    )
-    build(0)
+    base_english.build(corpus, tmp_path / 'out', 0, stages)
     folder = tmp_path / 'out' / 'clean'
     check_hashes(folder)
     assert json.loads((folder / 'config.json').read_text())['hidden_size'] == 32
     assert set(figures_of(folder)) == set(TINY.shares)
-    with pytest.raises(UserError, match='another seed'):
-        build(1)
-    write_corpus(corpus, 4)
-    with pytest.raises(UserError, match='another corpus'):
-        build(0)
 
 
 def test_too_few_passages_are_refused(tmp_path):
     corpus = tmp_path / 'passages.jsonl'
     corpus.write_text(json.dumps({'id': '0', 'contents': '"A"\nOne passage is too few.'}) + '\n')
     with pytest.raises(UserError, match='passages to train on'):
-        base_english.build(corpus, tmp_path / 'out', tmp_path / 'work', 0)
+        base_english.build(corpus, tmp_path / 'out', 0)
 
 
 def test_the_held_out_passages_are_those_that_training_does_not_read(tmp_path, monkeypatch, capsys):

@@ -6,16 +6,16 @@ gives `clean/`, the upper bound; and demonstrations with deliberate errors, whic
 Each folder also contains its training log and the hashes of its files.
 
 The corpus is JSON lines of passages. Passages are split into training, development and held-out ones by a hash of
-their titles; only the training ones are read here. A killed run continues from its last hundred steps.
+their titles; only the training ones are read here.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import hashlib
 import json
 import pathlib
+import tempfile
 from collections.abc import Iterator, Sequence
 
 import jax.numpy as jnp
@@ -259,7 +259,6 @@ def _trained_roles(stages: Sequence[Stage], last: Stage) -> list[str]:
 def build(
     corpus: pathlib.Path,
     out: pathlib.Path,
-    work: pathlib.Path,
     seed: int,
     stages: Sequence[Stage] = STAGES,
 ) -> None:
@@ -268,12 +267,11 @@ def build(
     Args:
       corpus: JSON lines of passages.
       out: folder of the checkpoint folders.
-      work: folder of the training's own checkpoints, which a restart continues from.
       seed: seed of weights and episodes.
       stages: the stages, in order.
 
     Raises:
-      UserError: the corpus has too few passages, or `work` belongs to another training.
+      UserError: the corpus has too few passages.
     """
     passages = list(passages_of(corpus, 'train'))
     development_passages = list(passages_of(corpus, 'development'))
@@ -282,56 +280,27 @@ def build(
             f'{corpus}: {len(passages)} passages to train on and {len(development_passages)} to diagnose on; give '
             f'at least {MIN_PASSAGES} and 1'
         )
-    _check_or_record_training(work, corpus, seed, stages)
-    template = work / 'template'
-    write_config_and_tokenizer(template, passages)
     development = Texts(cut(development_passages, PASSAGE_WORDS[0]))
 
     def diagnose_development(stage, config, params, codec):
         roles = _trained_roles(stages, stage)
         return diagnose(config, params, codec, development, seed, roles, stage.tokens)
 
-    supervised.train_checkpoints(
-        stages,
-        template,
-        english_demos.ROLES,
-        texts_by_size(passages),
-        seed,
-        diagnose_development,
-        out,
-        # Half the size of float32; the loss of accuracy by rounding is far below what a stage changes.
-        dtype=jnp.bfloat16,
-        work=work,
-    )
-
-
-def _check_or_record_training(
-    work: pathlib.Path, corpus: pathlib.Path, seed: int, stages: Sequence[Stage]
-) -> None:
-    """Writes the settings of this training into a new work folder; in an existing one compares them with the record.
-
-    Without this check the checkpoints of another training would be continued.
-
-    Raises:
-      UserError: seed, corpus, stages or architecture differ from those recorded in the folder.
-    """
-    settings = {
-        'seed': seed,
-        'corpus': hashlib.sha256(corpus.read_bytes()).hexdigest(),
-        'stages': [dataclasses.asdict(stage) for stage in stages],
-        'architecture': ARCHITECTURE,
-    }
-    # A round trip, because JSON turns tuples into lists.
-    settings = json.loads(json.dumps(settings))
-    record_path = work / 'training.json'
-    if not record_path.exists():
-        work.mkdir(parents=True, exist_ok=True)
-        record_path.write_text(json.dumps(settings, indent=1) + '\n')
-        return
-    recorded_settings = json.loads(record_path.read_text())
-    for name, value in settings.items():
-        if recorded_settings.get(name) != value:
-            raise UserError(f'--work {work}: begun with another {name}; choose another folder')
+    with tempfile.TemporaryDirectory() as folder:
+        # hf.save copies all but the weights from a folder; this one is needed during training only.
+        template = pathlib.Path(folder)
+        write_config_and_tokenizer(template, passages)
+        supervised.train_checkpoints(
+            stages,
+            template,
+            english_demos.ROLES,
+            texts_by_size(passages),
+            seed,
+            diagnose_development,
+            out,
+            # Half the size of float32; the loss of accuracy by rounding is far below what a stage changes.
+            dtype=jnp.bfloat16,
+        )
 
 
 def main() -> None:
@@ -354,12 +323,6 @@ def main() -> None:
         default=base_model.MINI / 'english',
         help='folder for one_hop/, clean/ and base/; by default the ones of the repository are replaced',
     )
-    parser.add_argument(
-        '--work',
-        type=pathlib.Path,
-        default=pathlib.Path('runs/base_english'),
-        help="folder of the training's own checkpoints; the same command continues from them",
-    )
     parser.add_argument('--seed', type=int, default=0, help='seed of weights and episodes (0)')
     parser.add_argument(
         '--write-held-out',
@@ -379,7 +342,7 @@ def main() -> None:
         print(f'{count} passages in {args.write_held_out}')
         return
     try:
-        build(args.corpus, args.out, args.work, args.seed)
+        build(args.corpus, args.out, args.seed)
     except UserError as error:
         parser.error(str(error))
 

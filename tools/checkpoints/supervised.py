@@ -1,7 +1,7 @@
 """Supervised training of a small checkpoint on demonstrations, stage by stage, and its folder.
 
 All randomness derives from (seed, stage, step), and stages have a fixed number of steps: the same seed on the same
-machine gives the same files, also when the training was killed and resumed.
+machine gives the same files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from jaxtyping import Array, Bool
 
 from tools.checkpoints import batches
 from tools.checkpoints.demo import OBSERVATION_TOKENS, Demo, Role, render
-from tools.checkpoints.stage_checkpoints import StageCheckpoints
 from tools.checkpoints.stages import Stage
 from zeroplay_jax.policy import hf, transformer
 from zeroplay_jax.retrieval import progress
@@ -140,9 +139,8 @@ def train(
     materials: Sequence[Any],
     seed: int,
     log: list[dict[str, Any]],
-    checkpoints: StageCheckpoints | None = None,
 ) -> transformer.Params:
-    """Trains one stage, or its remaining steps after a restart, and returns the parameters.
+    """Trains one stage and returns the parameters.
 
     Args:
       stage: the stage.
@@ -153,15 +151,10 @@ def train(
       materials: data from which roles write episodes, such as `Library`; one is drawn per episode.
       seed: seed of the training run.
       log: receives one dict per LOG_EVERY steps, with the mean metrics of these steps.
-      checkpoints: saves parameters, moments and log every LOG_EVERY steps, and restores those of this stage, if there
-        are any; None: nothing is saved.
     """
     # Each stage starts with fresh moments and its own warm-up.
     tx = optimiser(stage)
     state = tx.init(params)
-    first_step = 0
-    if checkpoints:
-        params, state, first_step = checkpoints.restore(stage, params, state, log)
     stage_loss = functools.partial(loss, config, stage.context_weight)
     loss_gradient = jax.grad(stage_loss, has_aux=True)
 
@@ -174,8 +167,8 @@ def train(
         return params, state, metrics
 
     recent_metrics = []
-    with progress.bar(stage.steps, 'steps', stage.name, initial=first_step) as bar:
-        for step in range(first_step, stage.steps):
+    with progress.bar(stage.steps, 'steps', stage.name) as bar:
+        for step in range(stage.steps):
             stream = batches.episodes(stage, roles, materials, codec, seed, step)
             batch = batches.pack(stage, stream)
             params, state, metrics = update(params, state, batch)
@@ -193,8 +186,6 @@ def train(
             bar.write(json.dumps(entry))
             sys.stdout.flush()
             recent_metrics = []
-            if checkpoints:
-                checkpoints.save(stage, done_steps, params, state, log)
     return params
 
 
@@ -207,7 +198,6 @@ def train_checkpoints(
     diagnose: Callable[[Stage, transformer.ModelConfig, transformer.Params, Codec], Any],
     out: pathlib.Path,
     dtype: Any = jnp.float32,
-    work: pathlib.Path | None = None,
     start: pathlib.Path | None = None,
 ) -> None:
     """Trains stages one after the other; writes a folder in `out` for each saved one.
@@ -223,7 +213,6 @@ def train_checkpoints(
       diagnose: called with (stage, config, params, codec) after each saved stage; its JSON value is logged.
       out: folder of the checkpoint folders; existing ones are replaced.
       dtype: data type of the weights in the folders.
-      work: folder of the training's own checkpoints, which a restart continues from; None writes none.
       start: folder of the weights that training starts from; None: random weights.
     """
     codec = Codec(template)
@@ -237,15 +226,8 @@ def train_checkpoints(
     leaves = jax.tree.leaves(params)
     parameter_count = sum(leaf.size for leaf in leaves)
     log: list[dict[str, Any]] = [{'seed': seed, 'parameters': parameter_count}]
-    checkpoints = None
-    if work:
-        checkpoints = StageCheckpoints(work, stages)
     for stage in stages:
-        # A finished stage needs no work: its folder was written before the next stage began, and the parameters that
-        # it gave are restored with the first unfinished stage.
-        if checkpoints and checkpoints.is_finished(stage):
-            continue
-        params = train(stage, config, params, codec, roles, materials, seed, log, checkpoints)
+        params = train(stage, config, params, codec, roles, materials, seed, log)
         if not stage.saved:
             continue
         figures = diagnose(stage, config, params, codec)
@@ -255,8 +237,6 @@ def train_checkpoints(
         written_params = optax.tree.cast(params, dtype)
         save(folder, config, written_params, template, log)
         params = optax.tree.cast(written_params, jnp.float32)
-    if checkpoints:
-        checkpoints.close()
 
 
 def _mean_metrics(step_metrics: Sequence[dict[str, Array]]) -> dict[str, float]:
