@@ -28,7 +28,7 @@ MISTAKES = """
     config.solver.samples=1: a rollout is compared
     config.solver.minibatches=3: the 8 prompts
     config.eval.file=none.jsonl: the miniature world
-    config.inputs.documents=none.jsonl: not possible
+    config.inputs.documents=none.jsonl: no such file
     config.inputs.tasks=none.jsonl: recipe drzero does not read it
     config.policy.path=nowhere: no such folder
     frob=1: no such flag
@@ -156,13 +156,88 @@ def test_a_folder_without_a_tokenizer_is_read_all_the_same(policy):
     assert '3 mistakes' in last
 
 
+def test_a_chat_template_that_is_missing_and_a_token_that_the_model_does_not_know_are_refused(
+    policy,
+):
+    words = (MINI, '--workdir=run', f'--policy={policy}')
+    (policy / 'chat_template.jinja').unlink()
+    path = policy / 'tokenizer_config.json'
+    text = path.read_text()
+    path.unlink()
+    mistake, _ = checked(policy.parent, *words).stderr.splitlines()
+    assert 'its tokenizer has no chat template' in mistake
+    path.write_text(text)
+    tokenizer = json.loads((policy / 'tokenizer.json').read_text())
+    tokenizer['model']['vocab']['beyond'] = 9999
+    (policy / 'tokenizer.json').write_text(json.dumps(tokenizer))
+    mistake, _ = checked(policy.parent, *words).stderr.splitlines()
+    assert "the token 'beyond' has id 9999, and the model has the ids 0 to" in mistake
+
+
+def test_a_program_of_an_mcp_server_that_is_not_there_is_refused(tmp_path):
+    (tmp_path / 'here').mkdir()
+    program = tmp_path / 'here' / 'program'
+    program.write_text('#!/bin/sh\n')
+    program.chmod(0o755)
+    servers = {
+        'path': {'command': 'not-there'},
+        'folder': {'command': './program'},
+        'variable': {'command': '${NOT_SET}/program'},
+        'relative': {'command': './program', 'cwd': str(tmp_path / 'here')},
+        'path_of_server': {'command': 'program', 'env': {'PATH': str(tmp_path / 'here')}},
+        'address': {'url': 'http://127.0.0.1:9/mcp'},
+        'found': {'command': 'sh'},
+    }
+    path = tmp_path / 'servers.json'
+    words = (MINI, '--workdir=run', "--config.tools.names=('search','mcp')")
+    words += (f'--config.tools.mcp_servers={path}',)
+    problem = 'cannot be started (no such program: '
+    for name in ('path', 'folder'):
+        path.write_text(json.dumps({'mcpServers': {name: servers[name]}}))
+        mistake, _ = checked(tmp_path, *words).stderr.splitlines()
+        assert f'server {name!r}: {problem}{servers[name]["command"]}); install' in mistake
+        assert not checked(tmp_path, *words, '--nofiles').returncode
+        del servers[name]
+    path.write_text(json.dumps({'mcpServers': servers}))
+    assert checked(tmp_path, *words).returncode == 0
+
+
+TRAINED = ('Who led Sivas?', 'Where is Fretes?', 'What is C#?')
+EVALUATED = ('What is C++?', 'where is “Fretes”', 'WHO LED SIVAS', 'Who led Oslo?')
+
+
+def test_questions_that_are_trained_on_are_named_and_left_out_as_the_warning_says(tmp_path):
+    for name, questions in (
+        ('a.jsonl', TRAINED),
+        ('b.jsonl', EVALUATED[:2]),
+        ('c.jsonl', EVALUATED[2:]),
+    ):
+        lines = [json.dumps({'question': text, 'answers': ['A']}) for text in questions]
+        (tmp_path / name).write_text('\n'.join(lines))
+    index = tmp_path / 'index'
+    index.mkdir()
+    (index / 'manifest.json').write_text('{}')
+    words = ('--config=configs/dspo.py:mini', '--workdir=run', f'--index={index}')
+    words += ('--config.eval.file=b.jsonl,c.jsonl',)
+    warned = checked(tmp_path, *words, '--config.inputs.questions=a.jsonl')
+    (line,) = warned.stderr.splitlines()
+    assert line.startswith(
+        "warning: 2 of 4 questions of config.eval.file are trained on, such as 'where is “Fretes”'; "
+    )
+    _, _, command = line.rpartition(': python ')
+    words_of_command = command.replace('FILE', 'new.jsonl').split()
+    assert run_python(*words_of_command, cwd=tmp_path, PYTHONPATH=str(ROOT)).returncode == 0
+    assert json.loads((tmp_path / 'new.jsonl').read_text())['question'] == 'What is C#?'
+    assert not checked(tmp_path, *words, '--config.inputs.questions=new.jsonl').stderr
+
+
 def test_documents_that_are_missing_are_one_mistake_and_elsewhere_none(tmp_path):
     words = (MINI, '--workdir=run', '--config.inputs.documents=none.jsonl')
     words += ('--index=http://127.0.0.1:8000', '--config.retrieval.path=')
     words += ('--config.eval.file=q.jsonl',)
     (tmp_path / 'q.jsonl').write_text('{"question": "Who?", "answers": ["A"]}\n')
     mistake, last = checked(tmp_path, *words).stderr.splitlines()
-    assert 'config.inputs.documents=none.jsonl: not possible' in mistake and '1 mistake' in last
+    assert 'config.inputs.documents=none.jsonl: no such file' in mistake and '1 mistake' in last
     elsewhere = checked(tmp_path, *words, '--nofiles')
     assert elsewhere.returncode == 0, elsewhere.stderr
     assert 'on every machine: inputs.documents=none.jsonl, ' in elsewhere.stdout

@@ -23,7 +23,9 @@ from zeroplay_jax.configuration.places import (
     check_checkpoint,
     check_documents,
     check_files,
+    check_programs,
     check_retrieval,
+    check_tokenizer,
     check_weights,
     fetch_addresses,
     has_architecture,
@@ -88,8 +90,8 @@ def main(argv: Sequence[str]) -> int:
     if config is not None and (note := command_line.note_of_questions()):
         print(note, file=sys.stderr)
     print(
-        f'the command is sound; {memory or "not checked: memory, "}servers, tools of packages, fields of a policy '
-        'elsewhere, tokenizers, lengths of prompts and ids of retrieval.held_out'
+        f'the command is sound; {memory or "not checked: memory, "}servers, tools of packages, fields and tokenizer of '
+        'a policy elsewhere, lengths of prompts and ids of retrieval.held_out'
     )
     if config is not None and 'nofiles' in given:
         paths = [f'{name}={path}' for name, path in _paths(config).items()]
@@ -240,8 +242,6 @@ def _check_config(
     has_files = 'nofiles' not in given
     # What lies in a bucket is read when the run starts.
     mistakes.fields |= {name for name, path in _paths(config).items() if objects.is_address(path)}
-    if not has_files:
-        mistakes.fields.add('inputs.documents')
     workdir = given.get('workdir', '')
     is_here = bool(workdir) and has_files and not objects.is_address(workdir)
     if is_here:
@@ -265,8 +265,9 @@ def _check_config(
             mistakes.of(rule, on_machine, recipe)
     if has_files:
         mistakes.of(check_documents, on_machine, recipe)
+        mistakes.of(check_programs, on_machine)
     mistakes.of(rules.check_training, on_machine, recipe)
-    mistakes.of(rules.check_hops, on_machine)
+    mistakes.of(rules.check_hops, on_machine, recipe)
     mistakes.of(recipe.check, on_machine)
     if has_files:
         mistakes.of(rules.check_evaluation, on_machine)
@@ -274,6 +275,7 @@ def _check_config(
     if has_files and has_architecture(on_machine):
         mistakes.of(read_policy, on_machine)
         mistakes.of(check_weights, on_machine)
+        mistakes.of(check_tokenizer, on_machine)
     if is_here and not mistakes.lines:
         mistakes.of(fields.check, workdir, config)
     if mistakes.lines or target is None:
@@ -324,8 +326,7 @@ def _check_values(config: ConfigDict, mistakes: Mistakes) -> None:
     before = set(mistakes.fields)
     mistakes.of(fields.check_values, config)
     defaults = fields.leaves(fields.default_config(config.recipe, config))
-    # Without a file of documents there would be other mistakes.
-    for name in mistakes.fields - before - {'inputs.documents'}:
+    for name in mistakes.fields - before:
         if name in defaults:
             config.update_from_flattened_dict({name: defaults[name]})
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import pathlib
+import shlex
 import sys
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
 
 from zeroplay_jax.configuration import fields
 from zeroplay_jax.data import files
+from zeroplay_jax.data.builders import question_key
 from zeroplay_jax.policy.adapter_config import base_folder, is_adapter
 from zeroplay_jax.retrieval import downloads
 from zeroplay_jax.retrieval.command import similar_path
+from zeroplay_jax.retrieval.types import short
 from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.selfplay.library import has_index
 from zeroplay_jax.selfplay.recipe import Recipe, trained_roles
@@ -26,9 +30,10 @@ from zeroplay_jax.settings.kinds import (
     fail,
     is_server,
     prompts_name,
+    warn,
 )
 from zeroplay_jax.settings.schema import Config
-from zeroplay_jax.tools.mcp_servers import read_servers
+from zeroplay_jax.tools.mcp_servers import check_program, read_servers
 from zeroplay_jax.types import UserError
 
 if TYPE_CHECKING:
@@ -105,14 +110,31 @@ def check_files(config: ConfigDict, recipe: type[Recipe]) -> None:
         if not file_exists(field, path):
             fix = f'name a file of JSON lines{similar_path(path)}'
             fail(field, path, 'no such file', fix)
+    contents: dict[str, list[Any]] = {}
     for field, path in paths:
         # Files of the Hub are downloaded later.
         if not downloads.is_name(path):
             with _named(f'config.{field}'):
-                _READERS[field](path)
+                contents.setdefault(field, []).append(_READERS[field](path))
+    _warn_of_trained_questions(config, contents)
     names = [pathlib.Path(path).stem for path in config.eval.file.split(',')]
     if len(set(names)) < len(names):
         fail('eval.file', config.eval.file, 'two files have one name', 'rename one of them')
+
+
+def _warn_of_trained_questions(config: ConfigDict, contents: Mapping[str, list[Any]]) -> None:
+    """Warns of evaluated questions that are trained on; `contents`: field → what each of its files holds."""
+    trained = itertools.chain(*contents.get('inputs.questions', ()))
+    keys = {question_key(question.text) for question in trained}
+    evaluated = list(itertools.chain(*contents.get('eval.file', ())))
+    repeated = [question.text for question in evaluated if question_key(question.text) in keys]
+    if repeated:
+        command = ['python', '-m', 'zeroplay_jax.inputs', 'questions']
+        command += ['--sets', config.inputs.questions, '--not-in', config.eval.file]
+        warn(
+            f'{len(repeated)} of {len(evaluated)} questions of config.eval.file are trained on, such as '
+            f'{short(repeated[0])}; config.inputs.questions without them: {shlex.join(command)} --out FILE'
+        )
 
 
 def _paths(field: str, value: str) -> list[str]:
@@ -127,7 +149,10 @@ def _paths(field: str, value: str) -> list[str]:
 
 # Fields that may be a name on the Hub: of a model, or of a file of a dataset.
 _MODEL_FIELDS = ('policy.path', 'retrieval.encoder')
-_FILE_FIELDS = ('eval.file', 'eval.tasks', 'inputs.questions', 'inputs.answers', 'inputs.tasks')
+_FILE_FIELDS = (
+    *('eval.file', 'eval.tasks'),
+    *('inputs.questions', 'inputs.answers', 'inputs.documents', 'inputs.tasks'),
+)
 
 
 def check_checkpoint(config: ConfigDict, recipe: type[Recipe]) -> None:
@@ -205,6 +230,20 @@ def check_weights(config: ConfigDict) -> None:
         stored_tensors.checked_headers(folder, model)
     if is_adapter(policy):
         hf.check_adapter(policy, model)
+
+
+def check_tokenizer(config: ConfigDict) -> None:
+    """Refuses a tokenizer or chat template that no run can use; takes seconds.
+
+    Raises:
+      UserError: as `open_codec`.
+    """
+    from zeroplay_jax.rollout.tokens import open_codec
+
+    folder = pathlib.Path(config.policy.path or BUILT_IN_CHECKPOINT)
+    # A missing one is refused by `check_checkpoint`.
+    if (base_folder(folder) / 'tokenizer.json').is_file():
+        open_codec(folder)
 
 
 def has_architecture(config: ConfigDict) -> bool:
@@ -354,6 +393,14 @@ def check_addresses(config: ConfigDict, recipe: type[Recipe]) -> None:
         else:
             headers = 'give a file with headers instead'
             _check_address('tools.mcp_servers', servers, 'http://127.0.0.1:8000/mcp', headers)
+
+
+def check_programs(config: ConfigDict) -> None:
+    """Refuses MCP servers whose program is not on this machine."""
+    servers = config.tools.mcp_servers
+    if 'mcp' in config.tools.names and '://' not in servers:
+        for server in read_servers(servers):
+            check_program(server)
 
 
 def _check_address(field: str, address: str, example: str, password_fix: str) -> None:

@@ -323,7 +323,7 @@ def check(config: ConfigDict, has_evaluation: bool = True, is_training: bool = T
         rule(config, recipe)
     if is_training:
         check_training(config, recipe)
-        check_hops(config)
+        check_hops(config, recipe)
         check_documents(config, recipe)
     recipe.check(config)
     if has_evaluation:
@@ -390,8 +390,10 @@ def check_training(config: ConfigDict, recipe: type[Recipe]) -> None:
         fail(f'inputs.{needed}', '', problem, 'name a file')
 
 
-def check_hops(config: ConfigDict) -> None:
-    """Refuses fewer turns than the questions take that training asks for."""
+def check_hops(config: ConfigDict, recipe: type[Recipe]) -> None:
+    """Refuses fewer turns than the questions take that a proposer writes about documents or answers."""
+    if not {'documents', 'answers'} & set(recipe.input_files):
+        return
     turns = config.rollout.max_turns
     hops = max(hop for hop, share in enumerate(config.schedule.hop_ratio, 1) if share)
     if turns < hops:

@@ -20,7 +20,6 @@ from pydantic import AfterValidator, Field
 from zeroplay_jax.objectives.registry import did_you_mean
 from zeroplay_jax.retrieval import json_text
 from zeroplay_jax.retrieval.command import similar_path
-from zeroplay_jax.retrieval.objects import is_address
 from zeroplay_jax.types import UserError
 
 
@@ -185,18 +184,6 @@ DistillCoefficients = Annotated[
 # The file or folder of such a field is an input of the run: a resume on another content of it is refused.
 IS_INPUT = 'is_input'
 InputPath = Annotated[str, Field(json_schema_extra={IS_INPUT: True})]
-
-
-def _check_documents_file(path: str) -> str:
-    """Raises ValueError with the fix for a path that is neither '' nor a file."""
-    # A file in a bucket is looked up when it is fetched.
-    if path and not is_address(path) and not pathlib.Path(path).is_file():
-        fix = 'name an existing file; python -m zeroplay_jax.inputs documents writes one'
-        raise ValueError(fix + similar_path(path))
-    return path
-
-
-DocumentsFile = Annotated[InputPath, AfterValidator(_check_documents_file)]
 
 
 # ---- errors ----------------------------------------------------------------------------------------

@@ -18,7 +18,6 @@ from zeroplay_jax.settings.kinds import (
     AlarmLevels,
     BelowOne,
     DistillCoefficients,
-    DocumentsFile,
     Fraction,
     HopRatio,
     Hops,
@@ -111,7 +110,7 @@ class Alarms(Section):
     empty_searches: AlarmLevels = (0.5, 1.0, 2)
     """Share of searches that find no passage; stops with exit status 3, also evaluations."""
     no_call: AlarmLevels = (0.8, 0.0, 3)
-    """Share of answering rollouts without a call."""
+    """Share of answers without a call."""
     no_evidence: AlarmLevels = (0.9, 0.0, 3)
     """Share of correct answers that no tool result contains."""
     duplicates: AlarmLevels = (0.5, 0.0, 3)
@@ -353,7 +352,7 @@ class Inputs(Section):
     """SSP: answers to hide."""
     questions: InputPath = ''
     """DSPO: questions with answers."""
-    documents: DocumentsFile = ''
+    documents: InputPath = ''
     """Dr. Zero, π-Play, SCOPE: documents with hops."""
     types: Annotated[
         tuple[str, ...],

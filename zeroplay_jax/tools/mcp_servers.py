@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import pathlib
 import re
+import shutil
 from collections.abc import Mapping
 from typing import Any
 
@@ -223,6 +225,20 @@ def read_servers(value: str) -> list[McpServer]:
     if not servers:
         raise ConfigError(f'{FIELD}={value}: all of its servers are disabled')
     return servers
+
+
+def check_program(server: McpServer) -> None:
+    """Raises ConfigError if there is no program of the "command" that a run would start."""
+    program = server.command
+    if os.path.dirname(program):
+        # Relative to the folder in which the process starts.
+        program = os.path.join(pathlib.Path(server.cwd or '').expanduser(), program)
+    path = server.env.get('PATH')
+    is_known = program and not _VARIABLE.search(f'{program}{path}')
+    if is_known and shutil.which(program, path=path) is None:
+        raise ConfigError(
+            f'{server.where}: cannot be started (no such program: {server.command}); install it or correct "command"'
+        )
 
 
 def _server(name: str, where: str, entry: Json) -> McpServer:
