@@ -39,7 +39,10 @@ class Player:
             context.judge.stats[name] += number
         for number, row in enumerate(outcome.rows):
             row.trajectory = dataclasses.replace(
-                row.trajectory, turns=self.turns, identity=(*task.identity, number)
+                row.trajectory,
+                turns=self.turns,
+                finish='answer',
+                identity=(*task.identity, number),
             )
             row.info = RowInfo(question=self.question, answer='Lomi', score=1.0)
             if self.proposes:

@@ -136,9 +136,10 @@ def test_the_gap_counts_trained_tokens_only():
 FAILED = Turn('s', ToolCall('', None, error='malformed'))
 
 
-def answer_row(*turns, answers=('Lomi',), score=1.0, **fields):
+def answer_row(*turns, answers=('Lomi',), score=1.0, finish='answer', **fields):
     info = RowInfo(question=Question('Who?', answers), answer='Lomi', score=score)
-    return Row('solver', scripted.trajectory(*turns), score, 0, info=info, **fields)
+    rollout = scripted.trajectory(*turns, finish=finish)
+    return Row('solver', rollout, score, 0, info=info, **fields)
 
 
 def test_few_calls_of_rollouts_that_need_none_are_no_broken_tool():
@@ -149,6 +150,10 @@ def test_few_calls_of_rollouts_that_need_none_are_no_broken_tool():
     # A role without tools cannot call one.
     assert 'no_call_share' not in metrics.health(calling, (), {})
     assert metrics.health(calling, ('solver',), {})['no_call_share'] == (8, 16)
+    # Rollouts that were cut before they could call or answer.
+    cut = [answer_row(finish='turn_tokens')] * 8
+    assert metrics.health(calling + cut, ('solver',), {})['no_call_share'] == (8, 16)
+    assert 'no_call_share' not in metrics.health(cut * 2, ('solver',), {})
 
 
 def test_equal_questions_of_one_task_are_no_duplicates():

@@ -488,7 +488,7 @@ def health(
 
     Returns:
       'call_error_share': calls that could not be parsed, were refused, failed or timed out.
-      'no_call_share': rollouts without a call, among those that answer a question and could call a tool.
+      'no_call_share': rollouts without a call, among those that end with an answer and could call a tool.
       'duplicate_share': proposed questions that another task of the step has, too.
       'judge_agreement': judged answers whose verdict is that of a comparison with the accepted answers: correct if one
         of them occurs in the answer.
@@ -528,11 +528,13 @@ def _failed_calls(rows: Sequence[Row]) -> tuple[int, int]:
 
 
 def _answers_without_call(rows: Sequence[Row], roles_with_tools: Container[str]) -> tuple[int, int]:
-    """Returns the numbers of answering rollouts without a call, and of all answering rollouts with tools."""
+    """Returns the numbers of answers without a call, and of all answers by roles with tools."""
     without_call = 0
     answering = 0
     for row in rows:
-        is_answer = row.info.question is not None and not row.info.is_proposal
+        is_question = row.info.question is not None and not row.info.is_proposal
+        # A rollout that was cut has no answer that could come from memory.
+        is_answer = is_question and row.trajectory.finish == 'answer'
         if is_answer and row.role in roles_with_tools:
             answering += 1
             without_call += not row.trajectory.calls

@@ -285,7 +285,7 @@ const METRICS = {
     'Share of calls that failed, where at least a quarter of the rollouts call a tool.',
     'share',
   ],
-  no_call_share: [ROLLOUTS, 'Answers without a call', 'Share of answering rollouts without any call.', 'share'],
+  no_call_share: [ROLLOUTS, 'Answers without a call', 'Share of answers without any call.', 'share'],
   no_evidence_share: [
     ROLLOUTS,
     'Correct without evidence',
