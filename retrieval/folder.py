@@ -283,7 +283,7 @@ def _dense_index(
 
 
 def open_index(
-    folder: pathlib.Path, encoder: Encoder | None = None, encoder_folder: str | None = None
+    folder: str | pathlib.Path, encoder: Encoder | None = None, encoder_folder: str | None = None
 ) -> AnyIndex:
     """Returns the index in a folder; of a large one it checks sizes and sampled blocks (`verify` reads all bytes).
 
@@ -295,6 +295,7 @@ def open_index(
     Raises:
       RetrievalError: damage, another version of the library that reads the index, or an encoder of other settings.
     """
+    folder = pathlib.Path(folder)
     # Reading all bytes of a large one would take minutes; the samples find truncated and interchanged files.
     manifest = verify(folder, everything=False)
     kind = manifest['kind']
@@ -466,9 +467,9 @@ def _checksum_line(content: bytes) -> bytes:
     return f'{hashlib.sha256(content).hexdigest()}  manifest.json\n'.encode()
 
 
-def fingerprint(folder: pathlib.Path) -> str:
+def fingerprint(folder: str | pathlib.Path) -> str:
     """Returns the identity of an index: the SHA-256 of its manifest, which holds the hashes of all other files."""
-    return hashlib.sha256((folder / 'manifest.json').read_bytes()).hexdigest()
+    return hashlib.sha256(pathlib.Path(folder, 'manifest.json').read_bytes()).hexdigest()
 
 
 def verify(folder: pathlib.Path, everything: bool = True) -> dict[str, Any]:

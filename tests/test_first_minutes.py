@@ -5,6 +5,7 @@ import subprocess
 import pytest
 from python_process import ROOT, run_python
 
+import zeroplay_jax
 from zeroplay_jax import __main__ as commands
 from zeroplay_jax.settings.kinds import EXAMPLE_TEXTS
 
@@ -39,6 +40,11 @@ def test_the_package_lists_its_commands(capsys, user_reads):
 def test_an_unknown_command_gets_the_nearest_name(word, line, capsys):
     assert commands.main([word]) == 2
     assert line in capsys.readouterr().err
+
+
+def test_the_version_is_told(capsys):
+    assert commands.main(['--version']) == 0
+    assert capsys.readouterr().out == f'zeroplay_jax {zeroplay_jax.__version__}\n'
 
 
 def test_a_command_as_a_word_is_the_module():

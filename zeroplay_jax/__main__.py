@@ -65,6 +65,9 @@ def main(words: list[str] | None = None) -> int:
             'Installed: `zeroplay COMMAND`; eval "$(zeroplay completion)" completes the names in bash.'
         )
         return 0
+    if words[0] == '--version':
+        print(f'zeroplay_jax {zeroplay_jax.__version__}')
+        return 0
     if words[0] == 'completion':
         print(COMPLETION.format(commands=' '.join((*COMMANDS, 'train'))))
         return 0

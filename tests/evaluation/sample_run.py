@@ -119,6 +119,7 @@ def write_run(folder, count=320, after=AFTER, rate=1e-3, bonus=0.0, questions='t
     summary = statistics.summarise(before_by_hop, after_by_hop) | {
         'seed': 7,
         'steps': 42,
+        'policies': {'solver': {'steps': 16}, 'proposer': {'steps': 8}},
         'seconds': 61.0,
         'outside_questions': 0,
         'results': results,

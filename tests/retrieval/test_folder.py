@@ -56,7 +56,8 @@ def copy(built, tmp_path):
 
 @pytest.mark.parametrize('kind', folder.KINDS)
 def test_built_opened_and_asked(built, kind):
-    index = folder.open_index(built / kind)
+    index = folder.open_index(str(built / kind))
+    assert folder.fingerprint(str(built / kind)) == folder.fingerprint(built / kind)
     titles = [index.corpus.passage(row)['title'] for row in range(0, len(index), 40)]
     ids, _ = index.search(titles, 3)
     assert (ids[:, 0] == np.arange(0, len(index), 40)).mean() > 0.9

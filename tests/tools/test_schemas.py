@@ -93,6 +93,9 @@ def test_a_description_becomes_the_example_only_if_it_is_short(user_reads):
     assert check_round_trip(long).example_arguments == {'value': 'value'}
     short = of_value({'type': 'string', 'description': 'what to look for'})
     assert check_round_trip(short).example_arguments == {'value': 'what to look for'}
+    zone = "IANA timezone name (e.g., 'America/New_York', 'Europe/London'). Use 'UTC' as local timezone."
+    quoted = of_value({'type': 'string', 'description': zone})
+    assert check_round_trip(quoted).example_arguments == {'value': 'America/New_York'}
     user_reads('right: the name or a short description')
 
 

@@ -40,6 +40,8 @@ def test_the_question_is_one_that_only_the_trained_policy_answers(tmp_path, user
     assert line.startswith('ask the trained policy, which answered this one wrong before: ')
     assert line.endswith(f"--policy {tmp_path}/policy/solver 'gained?'")
     user_reads(f'right: {line.partition(":")[0]}: …')
+    worse = ending.advice(tmp_path, 'solver', has_fallen=True)
+    assert worse == line.replace(', which answered this one wrong before', '')
 
 
 @pytest.mark.parametrize(

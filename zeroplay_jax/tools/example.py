@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -25,6 +26,10 @@ _MAX_STEPS = (
 _MAX_CANDIDATES = 40  # of one value
 _MAX_ENTRIES = 32  # of a list or an object
 _MAX_HINT = 80  # characters of a description that stands for a text
+# Such as: (e.g., 'America/New_York').
+_QUOTED_EXAMPLE = re.compile(
+    r"""(?:e\.g\.|such as|for example)[,:]? (['"`])(.+?)\1""", re.IGNORECASE
+)
 # Further texts for patterns from which no sample can be made.
 _PLAIN_TEXTS = ('a', '1', 'A', 'abc', 'text')
 _OF_FORMAT = {
@@ -62,7 +67,7 @@ _SMALLEST = ('maximum', 'maxLength', 'maxItems', 'maxProperties', 'exclusiveMaxi
 
 
 def example_arguments(schema: Json, check: ArgumentCheck, hint: str = '') -> dict[str, Any]:
-    """Returns valid arguments: the required ones, with their description or name in place of a text.
+    """Returns valid arguments: the required ones, with their description, an example in it, or their name as a text.
 
     Args:
       schema: JSON schema of an object that passed `argument_schema.check_schema`.
@@ -269,10 +274,11 @@ def _entry_schema(schema: Json, name: str) -> Any:
 
 
 def _hint(schema: Json, hint: str) -> str:
-    """Returns what stands for a text: its description if that is short, or else `hint`."""
+    """Returns what stands for a text: an example in its description, that if it is short, or else `hint`."""
     description = schema.get('description')
+    quoted = _QUOTED_EXAMPLE.search(str(description))
     # A bracket could begin or end a tag of a call, and the arguments are explained beside the example.
-    for text in (description, hint):
+    for text in (quoted and quoted[2], description, hint):
         if isinstance(text, str) and 0 < len(text) <= _MAX_HINT and not set(text) & set('<>\n\r'):
             return text
     return 'text'

@@ -84,7 +84,8 @@ def finish(
                 )
             print(f'the run stopped: {figures}')
         print(f'{summary["seconds"]:.0f} s; the report is {report_path}')
-        print(advice(workdir, context.rollouts.roles[engine.recipe.evaluated_role].weights))
+        weights_name = context.rollouts.roles[engine.recipe.evaluated_role].weights
+        print(advice(workdir, weights_name, summary['em_after'] < summary['em_before']))
     return summary
 
 
@@ -436,12 +437,13 @@ def rendering_check(context: RolloutContext, rows: Sequence[Row]) -> dict[str, f
 # It asks the trained policy a question which training taught it to answer.
 
 
-def advice(workdir: pathlib.Path, weights: str) -> str:
+def advice(workdir: pathlib.Path, weights: str, has_fallen: bool = False) -> str:
     """Returns the line about the next step: a command, or why there is no trained policy to ask.
 
     Args:
       workdir: of a finished run.
       weights: name of the evaluated ones.
+      has_fallen: whether exact match fell: one question that was learnt would then tell the wrong story.
     """
     policies = workdir / 'policy'
     # Shared weights are not exported under the name of a role.
@@ -458,7 +460,7 @@ def advice(workdir: pathlib.Path, weights: str) -> str:
     command = [str(python), '-m', 'zeroplay_jax.ask', '--policy', str(policy)]
     if question:
         command.append(question)
-    about = ', which answered this one wrong before' if is_learnt else ''
+    about = ', which answered this one wrong before' if is_learnt and not has_fallen else ''
     return f'ask the trained policy{about}: {shlex.join(command)}'
 
 

@@ -181,7 +181,9 @@ function factsOf({ summary, metrics }) {
   const facts = [];
   const add = (name, value) => value !== undefined && facts.push(`${name} ${format(value)}`);
   add('seed', summary.seed);
-  add('steps', summary.steps ?? metrics.at(-1)?.step);
+  const trained = Object.entries(summary.policies ?? {}).map(([name, { steps }]) => `${name} ${steps}`);
+  if (trained.length) facts.push(`training steps: ${trained.join(', ')}`);
+  else add('steps', summary.steps ?? metrics.at(-1)?.step);
   const outside = summary.outside_questions;
   if (isNumber(outside)) facts.push(`trained on ${outside ? format(outside) : 'no'} questions from outside`);
   if (isNumber(summary.readable)) facts.push(`readable proposals ${format(summary.readable)}`);
