@@ -104,11 +104,12 @@ def test_a_run_reads_the_fetched_paths(hub_folder, sound):
     with sound.unlocked():
         sound.policy.path = 'hf://Qwen/Qwen2.5-3B'
     sound.retrieval.update(kind='http')
-    sound.eval.file = 'hf://owner/set/data/test.jsonl'
+    sound.eval.file = sound.inputs.documents = 'hf://owner/set/data/test.jsonl'
     places.check_checkpoint(sound, None)
     places.download(sound)
     assert sound.policy.path == str(hub_folder.snapshot)
     assert pathlib.Path(sound.eval.file).is_file()
+    assert sound.inputs.documents == sound.eval.file
 
 
 def test_a_name_of_a_wrong_form_is_refused_before_anything_is_asked(hub_folder, sound):
