@@ -54,7 +54,7 @@ CASES = {
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     """Returns the parsed command line."""
     parser = command.parser('aot', __doc__)
-    several = 'may be given several times (default: all)'
+    several = 'may be given several times (default: those of the tables)'
     machines = dict.fromkeys((*TOPOLOGIES, *ADAPTER_TOPOLOGIES, *GPUS))
     parser.add_argument('--adapters', type=int, default=0, metavar='RANK', help='0: whole weights')
     parser.add_argument(
@@ -71,14 +71,18 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     if args.adapters < 0:
         parser.error(f'--adapters {args.adapters}: give a rank of 1 or more')
     if not args.adapters:
+        if args.unrolled:
+            parser.error('--unrolled: give --adapters, too')
         for name in args.run or ():
             if name not in WHOLE_MODELS:
                 parser.error(f'--run {name}: give --adapters, too')
-        for name in args.machine or ():
-            if name not in TOPOLOGIES:
-                parser.error(
-                    f'--machine {name}: give --adapters, or one of {", ".join(TOPOLOGIES)}'
-                )
+    machines_of_table = (*ADAPTER_TOPOLOGIES, *GPUS) if args.adapters else tuple(TOPOLOGIES)
+    with_or_without = 'without' if args.adapters else 'with'
+    for name in args.machine or ():
+        if name not in machines_of_table:
+            parser.error(
+                f'--machine {name}: only {with_or_without} --adapters; give one of {", ".join(machines_of_table)}'
+            )
     return args
 
 

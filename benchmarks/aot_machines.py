@@ -30,7 +30,7 @@ class Machine:
 
     Attributes:
       name: 'v5e:4x4', 'h100'.
-      host: name of a host, whose sampler's programs are compiled once.
+      host: name of a host, on which a sampler runs.
       memory: bytes of a chip that programs may use.
       devices: all of them, sorted by host.
       host_devices: those of one host as a machine of its own, on which its sampler runs.

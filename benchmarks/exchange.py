@@ -39,7 +39,9 @@ from zeroplay_jax.types import (
 )
 
 # What is varied: processes, rollouts of a step, and tokens of a rollout.
-PROCESSES, ROLLOUTS, TOKENS = (2, 4), (320, 1280), (500, 1500)
+PROCESSES = (2, 4)
+ROLLOUTS = (320, 1280)
+TOKENS = (500, 1500)
 # Counted repetitions.
 ROUNDS = 3
 SAMPLES = 5

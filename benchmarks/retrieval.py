@@ -51,7 +51,8 @@ CACHE = ROOT / '.cache' / 'retrieval'
 # Number of texts: as many as a core embeds in half an hour.
 TEXTS = 200_000
 # Number of synthetic vectors, and their dimension.
-SYNTHETIC, DIMENSION = 1_000_000, 384
+SYNTHETIC = 1_000_000
+DIMENSION = 384
 BENCHMARKS = ('nq', 'triviaqa', 'popqa', 'hotpotqa', '2wikimultihopqa', 'musique', 'bamboogle')
 # End of a sentence: a full stop inside a name or number is not followed by white space and a capital.
 _END = re.compile(r'(?<=[.!?])\s+(?=[A-Z0-9"\'(])')

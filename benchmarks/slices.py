@@ -2,9 +2,8 @@
 
     python -m benchmarks.slices          # four minutes; writes results/slices.tsv
 
-The rules of the scheduler are played call by call. What a call costs is the compiler's estimate from the results of
-benchmarks.tpu_pages where there is one, and otherwise a peak rate. benchmarks/README.md explains what is simulated and
-what is assumed. `zeroplay_jax.plan` plays the workload of a config with the settings that it has chosen.
+The rules of the scheduler are played call by call; slices_costs says what a call costs, benchmarks/README.md what is
+simulated and what is assumed. `zeroplay_jax.plan` plays the workload of a config with the settings that it has chosen.
 """
 
 from __future__ import annotations
@@ -158,7 +157,9 @@ def time_of_plan(config: Any, model: str, planned: Memory) -> str:
         hours = unit_seconds(machine, settings, workload, shorter) * unit.count / 3600
         price = hours * planned.machine.dollars
         line += f', {hours:.0f} hours (about ${price:.0f}) for {unit.count} times {unit.name}'
-    source = "the compiler's estimates" if machine.steps else 'peak rates'
+    source = 'peak rates'
+    if planned.machine.kind in tpu_pages.SLOTS:
+        source = f"the compiler's estimates of {tpu_pages.MODEL}"
     return (
         f'{line}; seconds of rollouts from {source}, of updates from peak rates, none from a run; without transfers of '
         'offload, remote judges, checkpoints, evaluations, compilation'

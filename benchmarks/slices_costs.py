@@ -1,8 +1,8 @@
-"""What the calls of a host cost: compiled steps over pages where there are some, otherwise peak rates.
+"""What the calls of a host cost.
 
-Compiled steps and the instructions of the attention kernel are those of `benchmarks.tpu_pages`. Without them a step
-takes its products or the reading of all weights at the chip's peak rates, whichever takes longer, and attention reads
-its places at the peak rate of the memory.
+A step takes its products or the reading of all weights at the chip's peak rates, whichever takes longer; on TPUs times
+the ratio of a compiled step of as many tokens (`benchmarks.tpu_pages`, one model) to that. Attention reads its places
+at the peak rate of the memory, or takes the instructions of a compiled kernel.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ UPDATE_TOKENS, ROW_TOKENS = tpu_programs.ROWS * tpu_programs.TOKENS, tpu_program
 UPDATE_PASSES = 4
 # Share of an update's rows that first-fit packing fills.
 PACKED = 0.925
-# Seconds of the host in a round of the scheduler, and of one rollout in the exchange between hosts (1.4 s per
-# 1,280, an upper bound: benchmarks.exchange). Assumptions: neither was measured beside an accelerator.
+# Seconds of the host in a round of the scheduler, and of one rollout in the exchange between hosts (1.4 s per 1,280,
+# measured on 2026-11-22 on a loaded machine). Assumptions: neither was measured beside an accelerator.
 ROUND_SECONDS = 8e-3
 EXCHANGE_SECONDS = 1.4 / 1280
 # Queries of a block of the kernel; those of a prefill share a read of the places.
@@ -46,7 +46,7 @@ class MachineCosts:
       attention: products of a token with one place, in all layers.
       place: reading keys and values of one place in all layers.
       kernel: attention over pages.
-      steps: tokens of a compiled step over pages → its seconds without the kernel; empty without one.
+      slowdown: tokens of a step → its seconds over those at the peak rates; between two entries it is interpolated.
       update: an update of UPDATE_TOKENS on all hosts.
     """
 
@@ -57,18 +57,19 @@ class MachineCosts:
     attention: float
     place: float
     kernel: Kernel
-    steps: dict[int, float]
+    slowdown: dict[int, float]
     update: float
 
     def step(self, tokens: int, sampled: int) -> float:
-        """Returns the seconds of a step without attention, at least those at the peak rates.
+        """Returns the seconds of a step without attention.
 
         Args:
           tokens: tokens that it computes.
           sampled: tokens whose logits it computes.
         """
         products = tokens * self.token + sampled * self.logits
-        return max(self.steps.get(tokens, 0.0), self.read, products)
+        slowdown = np.interp(tokens, list(self.slowdown), list(self.slowdown.values()))
+        return max(self.read, products) * float(slowdown)
 
     def update_seconds(self, trained: int, scored: int = 0) -> float:
         """Returns the seconds of an update.
@@ -180,15 +181,12 @@ def machine_costs(kind: str, model: str, chips: int, hosts: int) -> MachineCosts
     config, sizes = tpu_programs.sized(model), KNOWN[model]
     head = sizes.hidden_size * sizes.vocab_size
     place = tpu_pages.place_bytes(config) / bandwidth
-    steps: dict[int, float] = {}
     kernel = tpu_pages.plain_kernel(place)
     if is_compiled(kind, model) and chips == CHIPS_OF_HOST:
-        compiled = tpu_pages.stored()[kind]['steps']
-        steps = {int(tokens): step['seconds'] for tokens, step in compiled.items()}
         kernel = tpu_pages.compiled_kernel(kind)
     row = transformer.forward_operations(config, ROW_TOKENS, ROW_TOKENS)
     passes = UPDATE_PASSES * row * UPDATE_TOKENS / ROW_TOKENS
-    return MachineCosts(
+    costs = MachineCosts(
         hosts=hosts,
         # Steps have so many tokens that all experts are read.
         read=2 * (sizes.layer_weights + head) / bandwidth,
@@ -198,9 +196,21 @@ def machine_costs(kind: str, model: str, chips: int, hosts: int) -> MachineCosts
         attention=config.layers * 4 * config.heads * config.head_dim / flops,
         place=place,
         kernel=kernel,
-        steps=steps,
+        slowdown={1: 1.0},
         update=passes / flops / hosts,
     )
+    if kind not in tpu_pages.SLOTS:
+        return costs
+    if not is_compiled(kind, model) or chips != CHIPS_OF_HOST:
+        # How much slower than the peak rates a step is depends on its tokens per weight that is read.
+        slowdown = machine_costs(kind, tpu_pages.MODEL, CHIPS_OF_HOST, 1).slowdown
+        return dataclasses.replace(costs, slowdown=slowdown)
+    slowdown = {}
+    slots = tpu_pages.paged(tpu_pages.SLOTS[kind], kind).slots
+    for tokens, step in tpu_pages.stored()[kind]['steps'].items():
+        sampled = min(int(tokens), slots)
+        slowdown[int(tokens)] = max(step['seconds'] / costs.step(int(tokens), sampled), 1.0)
+    return dataclasses.replace(costs, slowdown=slowdown)
 
 
 def is_compiled(kind: str, model: str) -> bool:

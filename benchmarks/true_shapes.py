@@ -302,7 +302,9 @@ def text_of_rollout(workdir: pathlib.Path) -> str:
         text = ''.join(segment['text'] for segment in record['segments'])
         if record['role'] == 'solver' and '<tool_response>' in text:
             return text
-    raise UserError(f'{workdir}: no rollout of the solver searched')
+    raise UserError(
+        f'{workdir}: no rollout of the solver searched; see benchmarks/scripted_policy.py'
+    )
 
 
 def compare_logits(policy: pathlib.Path, exported: pathlib.Path, text: str) -> list[list[str]]:

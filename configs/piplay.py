@@ -6,7 +6,7 @@
     python -m zeroplay_jax.main --config=configs/piplay.py:mini --workdir=runs/piplay_mini
 
 The plan (zeroplay_jax.plan): 82.5 GiB of a chip's 95 in rollouts, 88.6 in updates; 2 h for 150 steps of each kind,
-simulated at the peak rate for rollouts of 512 prompt, 384 written and 1,024 read tokens and teacher prompts of 2,048.
+simulated for rollouts of 512 prompt, 384 written and 1,024 read tokens and teacher prompts of 2,048.
 This config has not been run. launch/README.md: MOUNT.
 The paper: exact match summed over seven sets 277.2, 39.6 on average (main results), NQ 41.8.
 

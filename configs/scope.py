@@ -6,8 +6,7 @@
     python -m zeroplay_jax.main --config=configs/scope.py:mini --workdir=runs/scope_mini
 
 The plan (zeroplay_jax.plan): 67.0 GiB of a chip's 95 in rollouts, 85.4 in updates, with three players (the judge is
-one). With 64 slots per player 235 h = 3 · 78 h were simulated, for rollouts of 512 prompt, 3,072 written and 1,000 read
-tokens and replies of the judge of 256, no task turned away. This config has not been run.
+one). Its time is not simulated. This config has not been run.
 launch/README.md: MOUNT.
 The paper: 34.8 on average over eight open-ended sets, 24.4 before (table 2); 59.7 over seven QA sets (table 3).
 

@@ -285,6 +285,8 @@ _FRONT_MATTER = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 _FRONT_TITLE = re.compile(r'^title[ \t]*[:=][ \t]*(\S.*)$', re.MULTILINE)
+# A text with one quotation mark at each end and none of its kind between them.
+_ONCE_QUOTED = re.compile(r"""(['"])((?:(?!\1).)*)\1""")
 _COMMENT = re.compile(r'<!--.*?-->', re.DOTALL)
 _IMAGE = re.compile(r'!\[[^\]]*\](?:\([^)]*\)|\[[^\]]*\])')
 # The text of a link is its first group.
@@ -296,8 +298,10 @@ _MAIN_HEADING = re.compile(r'#[ \t]+(.+)')
 _UNDERLINE = re.compile(r'=+\s*')
 # A first line that is underlined, and maybe overlined (reStructuredText). The title is the second group.
 _UNDERLINED_TITLE = re.compile(
-    r'\s*(?:([^\w\s])\1{2,}[ \t]*\n)?[ \t]*(\S[^\n]*)\n([^\w\s])\3{2,}[ \t]*(?:\n|\Z)'
+    r'(?:([=~^#*+_-])\1{2,}[ \t]*\n)?[ \t]*(\S[^\n]*)\n([=~^#*+_-])\3{2,}[ \t]*(?:\n|\Z)'
 )
+# Between the columns of a table, whose head is between two rulers, too.
+_COLUMNS = re.compile(r'\S(?: {2,}|\t)\S')
 _EMPHASIS = re.compile(r'\*+|`+|(?<!\w)_+|_+(?!\w)')
 
 
@@ -317,9 +321,10 @@ def split_title(whole_text: str, name: str) -> tuple[str, str]:
 
     1. Of Markdown: `title` of the front matter.
     2. Of Markdown: the first heading of level one, if it is among the first lines.
-    3. The first line, if it is short, contains a letter, has no full stop at its end and is followed by text. Of
-       Markdown it is the first one behind images, badges, tags, comments and lines of links only, which are left out
-       of the text.
+    3. The first line, if it is short, contains a letter, has no full stop at its end and is followed by text. Lines of
+       marks above and below it (reStructuredText) are left out. Of Markdown it is the first one behind images, badges,
+       tags, comments and lines of links only, which are left out, too.
+
     Args:
       whole_text: content of a file.
       name: name of the file, with any folders in front.
@@ -344,26 +349,41 @@ def _front_title(whole_text: str) -> str:
         return ''
     # Without the lines that enclose it.
     front_matter = match[0].strip().partition('\n')[2].rpartition('\n')[0]
+    line = _FRONT_TITLE.search(front_matter)
+    is_toml = match[0].lstrip().startswith('+')
+    # A field with an error does not take the title with it.
+    for text in (front_matter, line[0] if line else ''):
+        title = _title_field(text, is_toml)
+        if title is not None:
+            return _plain(title)
+    if line is None:
+        return ''
+    # Neither YAML nor TOML, by a colon or a quotation mark.
+    quoted = _ONCE_QUOTED.fullmatch(line[1].strip())
+    return _plain(quoted[2] if quoted else line[1])
+
+
+def _title_field(front_matter: str, is_toml: bool) -> str | None:
+    """Returns the title in YAML or TOML, '' if there is none; None if it cannot be read, or is not a text."""
     try:
-        if match[0].lstrip().startswith('+'):
-            fields = tomllib.loads(front_matter)
-        else:
-            # Of this loader every value is a text.
-            fields = yaml.load(front_matter, Loader=yaml.BaseLoader)
+        # Of this loader every scalar is a text.
+        fields = (
+            tomllib.loads(front_matter) if is_toml else yaml.load(front_matter, yaml.BaseLoader)
+        )
         title = fields.get('title', '')
-    except (yaml.YAMLError, tomllib.TOMLDecodeError, AttributeError, RecursionError):
-        # Often only by a colon or a quotation mark in the title.
-        line = _FRONT_TITLE.search(front_matter)
-        title = line[1] if line else ''
-    return _plain(title) if isinstance(title, str) else ''
+        # Escapes for two halves of one character (JSON).
+        return title.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')
+    # The last three: a number that is too large, another value than a text, nesting without end.
+    except (yaml.YAMLError, ValueError, OverflowError, AttributeError, RecursionError):
+        return None
 
 
 def _first_line_title(text: str) -> tuple[str, str]:
     """Returns (title, text) by the rule 3 of `split_title`, ('', text) without a title."""
     first_line, _, text_below = text.strip().partition('\n')
-    underlined = _UNDERLINED_TITLE.match(text)
-    if underlined:
-        first_line, text_below = underlined[2], text[underlined.end() :]
+    underlined = _UNDERLINED_TITLE.match(text.lstrip())
+    if underlined and not _COLUMNS.search(underlined[2]):
+        first_line, text_below = underlined[2], text.lstrip()[underlined.end() :]
     # Markdown headings start with '#'.
     title = ' '.join(first_line.lstrip('# ').split())
     is_short = len(title.split()) <= _TITLE_WORDS and len(title) <= TITLE_CHARACTERS
@@ -378,7 +398,7 @@ class FileTitles:
     """Titles for texts without one: the names of their files. Counts them for a warning.
 
     Args:
-      source: folder of the texts.
+      source: folder of the texts, or one text.
     """
 
     def __init__(self, source: pathlib.Path):
@@ -399,8 +419,8 @@ class FileTitles:
         """Warns of the texts so far that have no title."""
         if self._count:
             warn_once(
-                f'{self._source}: texts without a title: {self._count}, the first is {self._first}; each has the name '
-                'of its file instead'
+                f'{self._source}: texts without a title: {self._count}, the first is {short(self._first)}; each has '
+                'the name of its file instead'
             )
 
 

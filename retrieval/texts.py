@@ -258,8 +258,8 @@ _WORD = re.compile(r'[^\W_]+(?:-[^\W_]+)*')
 _OVERSTRUCK = re.compile(r'[^\n]\x08')
 # Behind these the hyphen stands for the end of a later word: 'pre- and postfix'.
 _SUSPENDED = ('and', 'or', 'to')
-# First halves that are words, and with which no other word begins.
-_PREFIXES = ('half', 'non', 'self', 'well')
+# How many more of the divided words that the text shows must be compounds before all others are read as compounds.
+_MORE_COMPOUNDS = 3
 
 
 def read_text(path: pathlib.Path) -> str:
@@ -281,45 +281,50 @@ def read_text(path: pathlib.Path) -> str:
 def join_divided_words(text: str) -> str:
     """Returns a text without soft hyphens, and with words joined that the end of a line divides.
 
-    The hyphen is kept where the text has the word with it elsewhere, or has its second half as a word of its own. What
-    most of the divided words are decides about those of which the text shows neither.
+    The hyphen is kept where the text has the word with it elsewhere, or has its second half as a word of its own. Of
+    words about which the text says nothing it is kept if most of the others are compounds.
     """
     text = re.sub(rf'{_SOFT_HYPHEN}(?:\n[ \t]*)?', '', text)
     if _DIVIDED.search(text) is None:
         return text
     undivided = _DIVIDED.sub(' ', text).replace('\u2010', '-')
     words = {word.lower() for word in _WORD.findall(undivided)}
-    divided_words = list(_DIVIDED.finditer(text))
-    wholes = sum(_whole(divided) in words for divided in divided_words)
-    compounds = sum(_is_compound(divided, words) for divided in divided_words)
+    wholes = compounds = 0
+    for first, second in _DIVIDED.findall(text):
+        if _is_undecided(first, second):
+            wholes += f'{first}{second}'.lower() in words
+            compounds += _is_compound(first, second, words)
+    keeps_hyphens = compounds >= wholes + _MORE_COMPOUNDS
 
     def joined(divided: re.Match[str]) -> str:
         first, second = divided.groups()
-        is_number = first[-1].isdigit()
-        if second in _SUSPENDED or is_number and not second[0].isdigit():
+        hyphenated = f'{first}-{second}'
+        if first[-1].isdigit():
+            # Years and pages; a smaller number begins a line of its own.
+            is_range = second.isdigit() and (len(first), first) < (len(second), second)
+            return hyphenated if is_range else divided.group()
+        if second in _SUSPENDED:
             return divided.group()
-        if _whole(divided) in words and not is_number:
+        if f'{first}{second}'.lower() in words:
             return first + second
-        is_part = len(first) > 1 and first.isalpha() and second.islower() and second.isalpha()
-        if _is_compound(divided, words) or not is_part or compounds > wholes:
-            return f'{first}-{second}'
-        return first + second
+        # As in 'state-of-the-art'.
+        is_inner_part = text[divided.start() - 1 : divided.start()] == '-'
+        if is_inner_part or not _is_undecided(first, second):
+            return hyphenated
+        return hyphenated if keeps_hyphens or _is_compound(first, second, words) else first + second
 
     return _DIVIDED.sub(joined, text)
 
 
-def _whole(divided: re.Match[str]) -> str:
-    """Returns a divided word without its hyphen, in small letters."""
-    return ''.join(divided.groups()).lower()
+def _is_undecided(first: str, second: str) -> bool:
+    """Returns whether a divided word can be written with or without its hyphen, unlike 'GPT-4' and 'Anglo-Saxon'."""
+    is_word = first.isalpha() and second.isalpha() and second.islower()
+    # Nor 'x-axis' and 'COVID-related'.
+    return is_word and len(first) > 1 and not first.isupper()
 
 
-def _is_compound(divided: re.Match[str], words: Set[str]) -> bool:
-    """Returns whether a divided word is written with its hyphen, as the words of the text show."""
-    first, second = divided.groups()
-    if _whole(divided) in words:
+def _is_compound(first: str, second: str, words: Set[str]) -> bool:
+    """Returns whether the words of a text show that a divided word is written with its hyphen."""
+    if f'{first}{second}'.lower() in words or second in _SUSPENDED:
         return False
-    # Only the inner part of a word is divided: 'GPT-4', 'COVID-related', 'x-axis', 'Anglo-Saxon' and
-    # 'state-of-the-art' are written with the hyphen.
-    is_inner_part = divided.string[divided.start() - 1 : divided.start()] == '-'
-    is_in_text = f'{first}-{second}'.lower() in words or second.lower() in words
-    return is_in_text or is_inner_part or first.isupper() or first.lower() in _PREFIXES
+    return f'{first}-{second}'.lower() in words or second in words

@@ -2,13 +2,14 @@
 
 import collections
 import dataclasses
+import itertools
 
 import pytest
 
 from benchmarks import slices, slices_costs, slices_play, slices_workload, tpu_pages
 from benchmarks.slices_costs import Settings
 from benchmarks.slices_engines import Engine, Episode, Group
-from benchmarks.slices_workload import Workload
+from benchmarks.slices_workload import Part, Unit, Workload
 from benchmarks.tpu_estimates import Program
 
 SMALL = Workload(groups=8, samples=3)
@@ -152,6 +153,36 @@ def test_lengths_of_the_workload_are_those_of_the_measured_one():
     prompts, written, read = slices_workload.tokens(Workload().draw(slices.SEED))
     assert (prompts + written + read) / 1280 == pytest.approx(1487, abs=5)
     assert slices_workload.tokens([Group(10, (Episode(((3, 4), (5, 9))),) * 2)]) == (20, 16, 8)
+
+
+def test_a_unit_takes_the_seconds_of_its_parts():
+    part = Part('answers', groups=2, samples=3, trained=True, scored=2.0, repeat=5)
+    other = dataclasses.replace(part, trained=False, turns=1, repeat=1)
+    costs, settings = machine(hosts=2), SETTINGS['pages']
+
+    def seconds(*parts):
+        unit = Unit('steps', 1, parts)
+        return slices.unit_seconds(costs, settings, SMALL, unit)
+
+    workload = dataclasses.replace(SMALL, groups=2, samples=3)
+    steps = [workload.draw(slices.SEED)]
+    rollouts = slices_play.play(costs, settings, steps, workload, 0, slices.SEED)
+    tokens = 5 * sum(slices_workload.tokens(steps[0]))
+    # A scored token takes one of the four passes of a trained one.
+    update = 1.5 * tokens / slices_costs.UPDATE_TOKENS / slices_costs.PACKED * costs.update
+    exchange = 5 * 6 * slices_costs.EXCHANGE_SECONDS
+    assert seconds(part) == pytest.approx(5 * rollouts + update + exchange)
+    assert seconds(part, other) == pytest.approx(seconds(part) + seconds(other))
+
+
+@pytest.mark.parametrize('kind', tpu_pages.SLOTS)
+@pytest.mark.parametrize('model', ['qwen2.5-3b', tpu_pages.MODEL, 'qwen3-30b-a3b'])
+def test_a_step_of_more_tokens_is_no_faster(kind, model):
+    costs = slices_costs.machine_costs(kind, model, 4, 1)
+    seconds = [costs.step(tokens, min(tokens, 256)) for tokens in range(8, 2048, 8)]
+    # Between compiled steps their ratio to peak rates is interpolated.
+    for fewer, more in itertools.pairwise(seconds):
+        assert more > 0.99 * fewer
 
 
 # The compiler's estimates

@@ -139,12 +139,12 @@ def test_distillation_with_trained_logits_and_published_weights(policy):
 
 
 def test_the_next_update_reads_the_weights_that_the_last_one_made(policy):
-    """Publishing between updates or not, moved to host memory: the same steps."""
+    """Publishing between updates or not: the same steps."""
     low = on_mesh(policy, dtype='bfloat16')
     batches = batches_of(policy)
     states = []
     for weights, publishes in (('masters', False), ('published', False), ('published', True)):
-        learner = learner_of(low, role(learning_rate=1e-2), weights=weights, offload=True)
+        learner = learner_of(low, role(learning_rate=1e-2), weights=weights)
         for _ in range(3):
             if publishes:
                 learner.published()

@@ -107,7 +107,7 @@ def test_a_folder_of_texts_has_one_document_per_file(tmp_path, caplog):
     (texts / 'deep' / 'Ärger.txt').write_text('It rained.\nNobody left.', encoding='utf-8')
     with caplog.at_level(logging.WARNING):
         corpus_lib.write(texts, out)
-    assert 'texts without a title: 1, the first is deep/Ärger.txt; ' in caplog.text
+    assert "texts without a title: 1, the first is 'deep/Ärger.txt'; " in caplog.text
     corpus = Corpus(out)
     documents = [corpus.document_rows(row) for row in range(5)]
     assert documents == [range(0, 3)] * 3 + [range(3, 4), range(4, 5)]
