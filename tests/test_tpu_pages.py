@@ -41,16 +41,20 @@ def test_the_table_of_the_page_is_what_is_stored():
 def test_compiled_steps_take_no_less_than_their_least_time_and_fit(kind):
     machine = slices_costs.machine_costs(kind, NAME, 4, 1)
     size = tpu_pages.paged(tpu_pages.SLOTS[kind], kind)
-    assert set(machine.steps) == {size.token_budget, *size.decode_buckets}
-    for tokens in machine.steps:
-        assert machine.step(tokens, 0) >= max(machine.read, tokens * machine.token)
+    assert set(machine.slowdown) == {size.token_budget, *size.decode_buckets}
+    for tokens in machine.slowdown:
         step = tpu_pages.stored()[kind]['steps'][str(tokens)]
+        sampled = min(tokens, size.slots)
+        products = tokens * machine.token + sampled * machine.logits
+        least = max(machine.read, products)
+        assert machine.step(tokens, sampled) == pytest.approx(max(least, step['seconds']))
         assert step['arguments'] + step['temporaries'] < CHIPS[kind].memory
         kernel, limit = tpu_pages.kernel_seconds(machine.kernel, size, tokens)
         assert 0 < kernel < 1 and limit in ('traffic', 'instructions')
     # Elsewhere peak rates: twice the chips take half the time.
     one, two = (slices_costs.machine_costs('h100', NAME, chips, 1) for chips in (1, 2))
-    assert not one.steps and one.step(8, 8) == pytest.approx(2 * two.step(8, 8))
+    assert set(one.slowdown.values()) == {1.0}
+    assert one.step(8, 8) == pytest.approx(2 * two.step(8, 8))
 
 
 class CountedCosts:
