@@ -159,7 +159,9 @@ def time_of_plan(config: Any, model: str, planned: Memory) -> str:
         line += f', {hours:.0f} hours (about ${price:.0f}) for {unit.count} times {unit.name}'
     source = 'peak rates'
     if planned.machine.kind in tpu_pages.SLOTS:
-        source = f"the compiler's estimates of {tpu_pages.MODEL}"
+        source = "the compiler's estimates"
+        if model != tpu_pages.MODEL:
+            source += f' for {tpu_pages.MODEL}, scaled'
     return (
         f'{line}; seconds of rollouts from {source}, of updates from peak rates, none from a run; without transfers of '
         'offload, remote judges, checkpoints, evaluations, compilation'

@@ -176,17 +176,40 @@ def machine_costs(kind: str, model: str, chips: int, hosts: int) -> MachineCosts
       chips: of a host, over which the weights are split.
       hosts: number of hosts.
     """
+    costs = _peak_costs(kind, model, chips, hosts)
+    if kind not in tpu_pages.SLOTS:
+        return costs
+    if model == tpu_pages.MODEL and chips == CHIPS_OF_HOST:
+        costs = dataclasses.replace(costs, kernel=tpu_pages.compiled_kernel(kind))
+    return dataclasses.replace(costs, slowdown=_slowdown(kind))
+
+
+def _slowdown(kind: str) -> dict[int, float]:
+    """Returns `MachineCosts.slowdown` of the compiled steps.
+
+    It is taken for other models and numbers of chips, too: how much slower than the peak rates a step is depends most
+    on how many tokens share the reading of a weight.
+    """
+    costs = _peak_costs(kind, tpu_pages.MODEL, CHIPS_OF_HOST, 1)
+    slots = tpu_pages.paged(tpu_pages.SLOTS[kind], kind).slots
+    slowdown = {}
+    for name, step in tpu_pages.stored()[kind]['steps'].items():
+        tokens = int(name)
+        least = costs.step(tokens, min(tokens, slots))
+        slowdown[tokens] = max(step['seconds'] / least, 1.0)
+    return slowdown
+
+
+def _peak_costs(kind: str, model: str, chips: int, hosts: int) -> MachineCosts:
+    """Returns the costs at the peak rates of the chips; arguments are those of `machine_costs`."""
     chip = CHIPS[kind]
     flops, bandwidth = chips * chip.flops, chips * chip.bandwidth
     config, sizes = tpu_programs.sized(model), KNOWN[model]
     head = sizes.hidden_size * sizes.vocab_size
     place = tpu_pages.place_bytes(config) / bandwidth
-    kernel = tpu_pages.plain_kernel(place)
-    if is_compiled(kind, model) and chips == CHIPS_OF_HOST:
-        kernel = tpu_pages.compiled_kernel(kind)
     row = transformer.forward_operations(config, ROW_TOKENS, ROW_TOKENS)
     passes = UPDATE_PASSES * row * UPDATE_TOKENS / ROW_TOKENS
-    costs = MachineCosts(
+    return MachineCosts(
         hosts=hosts,
         # Steps have so many tokens that all experts are read.
         read=2 * (sizes.layer_weights + head) / bandwidth,
@@ -195,33 +218,17 @@ def machine_costs(kind: str, model: str, chips: int, hosts: int) -> MachineCosts
         # Two products of 2·d operations per head.
         attention=config.layers * 4 * config.heads * config.head_dim / flops,
         place=place,
-        kernel=kernel,
+        kernel=tpu_pages.plain_kernel(place),
         slowdown={1: 1.0},
         update=passes / flops / hosts,
     )
-    if kind not in tpu_pages.SLOTS:
-        return costs
-    if not is_compiled(kind, model) or chips != CHIPS_OF_HOST:
-        # How much slower than the peak rates a step is depends on its tokens per weight that is read.
-        slowdown = machine_costs(kind, tpu_pages.MODEL, CHIPS_OF_HOST, 1).slowdown
-        return dataclasses.replace(costs, slowdown=slowdown)
-    slowdown = {}
-    slots = tpu_pages.paged(tpu_pages.SLOTS[kind], kind).slots
-    for tokens, step in tpu_pages.stored()[kind]['steps'].items():
-        sampled = min(int(tokens), slots)
-        slowdown[int(tokens)] = max(step['seconds'] / costs.step(int(tokens), sampled), 1.0)
-    return dataclasses.replace(costs, slowdown=slowdown)
-
-
-def is_compiled(kind: str, model: str) -> bool:
-    """Returns whether the steps of a model on a host of such chips were compiled."""
-    return kind in tpu_pages.SLOTS and model == tpu_pages.MODEL
 
 
 def of_plan(planned: Memory, model: str) -> MachineCosts:
-    """Returns the costs on the machine of a plan: of compiled steps on hosts, or at peak rates on data shards."""
+    """Returns the costs on the machine of a plan: on its hosts for the compiled model, else on its data shards."""
     target = planned.machine
-    if is_compiled(target.kind, model) and target.devices >= CHIPS_OF_HOST:
+    is_compiled = target.kind in tpu_pages.SLOTS and model == tpu_pages.MODEL
+    if is_compiled and target.devices >= CHIPS_OF_HOST:
         hosts = target.devices // CHIPS_OF_HOST
         return machine_costs(target.kind, model, CHIPS_OF_HOST, hosts)
     return machine_costs(target.kind, model, planned.split, planned.shards)

@@ -258,7 +258,7 @@ _WORD = re.compile(r'[^\W_]+(?:-[^\W_]+)*')
 _OVERSTRUCK = re.compile(r'[^\n]\x08')
 # Behind these the hyphen stands for the end of a later word: 'pre- and postfix'.
 _SUSPENDED = ('and', 'or', 'to')
-# How many more of the divided words that the text shows must be compounds before all others are read as compounds.
+# By how many the compounds among divided words must outnumber the others before undecided ones count as compounds.
 _MORE_COMPOUNDS = 3
 
 
@@ -282,7 +282,7 @@ def join_divided_words(text: str) -> str:
     """Returns a text without soft hyphens, and with words joined that the end of a line divides.
 
     The hyphen is kept where the text has the word with it elsewhere, or has its second half as a word of its own. Of
-    words about which the text says nothing it is kept if most of the others are compounds.
+    words about which the text says nothing it is kept if compounds clearly outnumber the others.
     """
     text = re.sub(rf'{_SOFT_HYPHEN}(?:\n[ \t]*)?', '', text)
     if _DIVIDED.search(text) is None:
