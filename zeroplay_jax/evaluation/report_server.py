@@ -29,8 +29,8 @@ def serve(workdirs: Sequence[str], port: int) -> None:
                 f'{workdir}: --serve follows folders of this machine alone; write the report without it'
             )
     with server(list(map(Path, workdirs)), port) as running:
-        print(f'http://{HOST}:{running.server_port}/   Ctrl-C ends it', flush=True)
         try:
+            print(f'http://{HOST}:{running.server_port}/   Ctrl-C ends it', flush=True)
             running.serve_forever()
         except KeyboardInterrupt:
             print()
