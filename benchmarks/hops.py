@@ -135,6 +135,13 @@ ARMS = {
         'as good as labels of all lengths after as many steps: .60 or more with four hops',
         '.45 or less (their highest seed after a third of the steps)',
     ),
+    'confirmed': Arm(
+        'questions of two to four hops asked for at once, the solver agrees; proposer not trained',
+        # As many questions of each length and attempts as `composed`, confirmed as a whole.
+        (*_COMPOSED[1:], 'pool.measure=1', 'pool.window=(1.0,1.0)'),
+        'composing is needed: .34 or less with four hops (below the lowest seed of composed)',
+        'confirming is enough: .40 or more',
+    ),
     'supervised_two': Arm(
         'given questions of one and two hops, no proposer',
         (*_SUPERVISED, 'schedule.hop_ratio=(1,1)'),
@@ -150,6 +157,12 @@ ARMS = {
     'supervised_all': Arm(
         'given questions of one to six hops, no proposer',
         (*_SUPERVISED, 'schedule.hop_ratio=(1,1,1,1,1,1)'),
+        'self-play is as good without questions: at most .05 above its means with three and four hops',
+        'more than .05 above',
+    ),
+    'supervised_same': Arm(
+        'given questions of the lengths that self-play asks for, no proposer',
+        (*_SUPERVISED, 'schedule.hop_ratio=(0,0,3,1)'),
         'self-play is as good without questions: at most .05 above its means with three and four hops',
         'more than .05 above',
     ),
