@@ -166,6 +166,12 @@ ARMS = {
         'self-play is as good without questions: at most .05 above its means with three and four hops',
         'more than .05 above',
     ),
+    'supervised_composed': Arm(
+        'given questions of the lengths that composing asks for, three times the steps',
+        (*_SUPERVISED, 'schedule.hop_ratio=(0,1,2,2)', 'solver.steps=72', _CURVE),
+        'labels lead composing after as many steps: .80 or more with four hops (its mean is .78)',
+        '.74 or less (below its lowest seed)',
+    ),
     'outcome_credit': Arm(
         'given questions, credit for the outcome', (*_CREDIT, 'solver.advantage=group')
     ),
