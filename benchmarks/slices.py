@@ -81,7 +81,8 @@ def paged_settings(machine: Machine) -> Settings:
 def rates(machine: Machine) -> tuple[float, float]:
     """Returns the generated tokens per second of a machine, and the bound of schedulers with its steps and slots."""
     workload = Workload()
-    costs = slices_costs.machine_costs(machine.kind, tpu_pages.MODEL, machine.chips, machine.hosts)
+    model = slices_costs.model_of(tpu_pages.MODEL)
+    costs = slices_costs.machine_costs(machine.kind, model, machine.chips, machine.hosts)
     steps = drawn_steps(workload, machine.ahead)
     arguments = (costs, paged_settings(machine), steps, workload, machine.ahead)
     counted = steps[1:-1] if machine.ahead else steps
@@ -113,10 +114,11 @@ def unit_seconds(
     return total + machine.exchange_seconds(round(rollouts))
 
 
-def time_of_plan(config: Any, model: str, planned: Memory) -> str:
+def time_of_plan(config: Any, policy: str, planned: Memory) -> str:
     """Returns tokens per second, hours and price of a run with the fields of a plan, in a line."""
     if 'solver' not in config:
         return f'time: not simulated for recipe {config.recipe}'
+    model = slices_costs.model_of(policy)
     machine = slices_costs.of_plan(planned, model)
     workload, unit = slices_workload.from_config(config, Workload().latency)
     sampler = planned.sampler
@@ -144,23 +146,28 @@ def time_of_plan(config: Any, model: str, planned: Memory) -> str:
     played = dataclasses.replace(workload, groups=groups)
     steps = drawn_steps(played)
     rate = slices_workload.tokens(steps[0])[1] / play(machine, settings, steps, played, 0, SEED)
-    line = f'time, simulated: {rate:,.0f} generated tokens/s in rollouts'
+    lengths = f'{workload.prompt} prompt tokens, turns of {workload.written} written and {workload.observed[1]} read'
+    line = f'time, simulated: {rate:,.0f} generated tokens/s in rollouts ({lengths}), '
     answers = (config.solver.batch, config.solver.samples)
-    # The unit is that of the paper's batches.
-    if unit and answers in [(part.groups, part.samples) for part in unit.parts]:
+    if unit is None:
+        line += f'no hours: not simulated for recipe {config.recipe}'
+    elif answers not in [(part.groups, part.samples) for part in unit.parts]:
+        line += "no hours: solver.batch and solver.samples are not the paper's"
+    else:
         parts = []
         for part in unit.parts:
             groups = max(min(part.groups, most // part.samples), 1)
             repeat = part.repeat * part.groups / groups
             parts.append(dataclasses.replace(part, groups=groups, repeat=repeat))
         shorter = dataclasses.replace(unit, parts=tuple(parts))
-        hours = unit_seconds(machine, settings, workload, shorter) * unit.count / 3600
+        count = config.schedule.iterations * config.solver.steps
+        hours = unit_seconds(machine, settings, workload, shorter) * count / 3600
         price = hours * planned.machine.dollars
-        line += f', {hours:.0f} hours (about ${price:.0f}) for {unit.count} times {unit.name}'
+        line += f'{hours:.{0 if hours >= 10 else 1}f} hours (about ${price:.0f}) for {count} times {unit.name}'
     source = 'peak rates'
     if planned.machine.kind in tpu_pages.SLOTS:
         source = "the compiler's estimates"
-        if model != tpu_pages.MODEL:
+        if not model.is_compiled:
             source += f' for {tpu_pages.MODEL}, scaled'
     return (
         f'{line}; seconds of rollouts from {source}, of updates from peak rates, none from a run; without transfers of '

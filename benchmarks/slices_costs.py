@@ -8,6 +8,8 @@ at the peak rate of the memory, or takes the instructions of a compiled kernel.
 from __future__ import annotations
 
 import dataclasses
+import pathlib
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,8 +18,9 @@ from benchmarks.tpu_pages import Kernel
 from benchmarks.tpu_shapes import CHIPS_OF_HOST
 from zeroplay_jax.configuration.machines import CHIPS
 from zeroplay_jax.configuration.memory import Memory
-from zeroplay_jax.policy import transformer
-from zeroplay_jax.policy.sizes import KNOWN
+from zeroplay_jax.policy import families, transformer
+from zeroplay_jax.policy.sizes import KNOWN, Sizes, known_name, sizes_of
+from zeroplay_jax.policy.transformer import ModelConfig
 from zeroplay_jax.settings.rollouts import SamplerConfig
 
 # Tokens of an update, and of its rows.
@@ -32,6 +35,25 @@ ROUND_SECONDS = 8e-3
 EXCHANGE_SECONDS = 1.4 / 1280
 # Queries of a block of the kernel; those of a prefill share a read of the places.
 DECODE_QUERIES, PREFILL_QUERIES = tpu_pages.QUERIES['decode'], tpu_pages.QUERIES['prefill']
+
+
+class Model(NamedTuple):
+    """The sizes of a policy, and its decoder."""
+
+    sizes: Sizes
+    config: ModelConfig
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether the steps of `benchmarks.tpu_pages` are those of this model."""
+        return self.sizes == KNOWN[tpu_pages.MODEL]
+
+
+def model_of(policy: str) -> Model:
+    """Returns the model of a folder with a config.json, or of a known name."""
+    if pathlib.Path(policy).is_dir():
+        return Model(sizes_of(policy), families.read_config(policy))
+    return Model(sizes_of(policy), tpu_programs.sized(known_name(policy)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,19 +189,19 @@ class CallCosts:
         return seconds + kernel.seconds(0, end - read, alone, 'decode')
 
 
-def machine_costs(kind: str, model: str, chips: int, hosts: int) -> MachineCosts:
+def machine_costs(kind: str, model: Model, chips: int, hosts: int) -> MachineCosts:
     """Returns the costs of a model on hosts.
 
     Args:
       kind: of the chips, a key of `machines.CHIPS`.
-      model: a key of `tpu_shapes.MODELS`.
+      model: see `model_of`.
       chips: of a host, over which the weights are split.
       hosts: number of hosts.
     """
     costs = _peak_costs(kind, model, chips, hosts)
     if kind not in tpu_pages.SLOTS:
         return costs
-    if model == tpu_pages.MODEL and chips == CHIPS_OF_HOST:
+    if model.is_compiled and chips == CHIPS_OF_HOST:
         costs = dataclasses.replace(costs, kernel=tpu_pages.compiled_kernel(kind))
     return dataclasses.replace(costs, slowdown=_slowdown(kind))
 
@@ -190,7 +212,7 @@ def _slowdown(kind: str) -> dict[int, float]:
     It is taken for other models and numbers of chips, too: how much slower than the peak rates a step is depends most
     on how many tokens share the reading of a weight.
     """
-    costs = _peak_costs(kind, tpu_pages.MODEL, CHIPS_OF_HOST, 1)
+    costs = _peak_costs(kind, model_of(tpu_pages.MODEL), CHIPS_OF_HOST, 1)
     slots = tpu_pages.paged(tpu_pages.SLOTS[kind], kind).slots
     slowdown = {}
     for name, step in tpu_pages.stored()[kind]['steps'].items():
@@ -200,11 +222,11 @@ def _slowdown(kind: str) -> dict[int, float]:
     return slowdown
 
 
-def _peak_costs(kind: str, model: str, chips: int, hosts: int) -> MachineCosts:
+def _peak_costs(kind: str, model: Model, chips: int, hosts: int) -> MachineCosts:
     """Returns the costs at the peak rates of the chips; arguments are those of `machine_costs`."""
     chip = CHIPS[kind]
     flops, bandwidth = chips * chip.flops, chips * chip.bandwidth
-    config, sizes = tpu_programs.sized(model), KNOWN[model]
+    sizes, config = model
     head = sizes.hidden_size * sizes.vocab_size
     place = tpu_pages.place_bytes(config) / bandwidth
     row = transformer.forward_operations(config, ROW_TOKENS, ROW_TOKENS)
@@ -224,10 +246,10 @@ def _peak_costs(kind: str, model: str, chips: int, hosts: int) -> MachineCosts:
     )
 
 
-def of_plan(planned: Memory, model: str) -> MachineCosts:
+def of_plan(planned: Memory, model: Model) -> MachineCosts:
     """Returns the costs on the machine of a plan: on its hosts for the compiled model, else on its data shards."""
     target = planned.machine
-    is_compiled = target.kind in tpu_pages.SLOTS and model == tpu_pages.MODEL
+    is_compiled = target.kind in tpu_pages.SLOTS and model.is_compiled
     if is_compiled and target.devices >= CHIPS_OF_HOST:
         hosts = target.devices // CHIPS_OF_HOST
         return machine_costs(target.kind, model, CHIPS_OF_HOST, hosts)

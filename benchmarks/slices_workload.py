@@ -100,6 +100,7 @@ class Part:
       prompt, written: mean tokens of prompt and turn; None for those of the config.
       turns: number of turns; None for the config's distribution.
       trained: whether the step's update reads them.
+      filtered: whether they are what `solver.filter_groups` drops.
       scored: tokens per rollout that a reference, a teacher or `log_probs` reads beside the update, in tokens of the
         rollout.
       extra_scored: further tokens that it reads per rollout.
@@ -113,6 +114,7 @@ class Part:
     written: int | None = None
     turns: int | None = None
     trained: bool = False
+    filtered: bool = False
     scored: float = 0.0
     extra_scored: int = 0
     repeat: float = 1
@@ -123,13 +125,11 @@ class Unit:
     """Steps that a recipe repeats.
 
     Attributes:
-      name: what is repeated.
-      count: repetitions in a run.
+      name: what is repeated, as often as the solver has steps in a run.
       parts: its rollouts. Parts are played one after the other.
     """
 
     name: str
-    count: int
     parts: tuple[Part, ...]
 
 
@@ -145,12 +145,11 @@ def _zero(scored: float = 0.0, extra: int = 0) -> tuple[Part, ...]:
 
 # What the papers' configs sample, by recipe.
 UNITS = {
-    'drzero': Unit('a step of each kind', 150, _zero()),
+    'drzero': Unit('a step of each kind', _zero()),
     # The teacher reads 2,048 tokens in place of a prompt of 512.
-    'piplay': Unit('a step of each kind', 150, _zero(1.0, 1536)),
+    'piplay': Unit('a step of each kind', _zero(1.0, 1536)),
     'ssp': Unit(
         'a step',
-        200,
         (
             Part('proposals', 256, 1, trained=True),
             Part('checks', 256, 1, prompt=5632, written=256, turns=1),
@@ -160,32 +159,17 @@ UNITS = {
     # The filter keeps half of the questions: twice as many are sampled.
     'dspo': Unit(
         'a step',
-        200,
         (
-            Part('answers, dropped by the filter', 256, 8),
+            Part('answers, dropped by the filter', 256, 8, filtered=True),
             Part('answers', 256, 8, trained=True, scored=1.0),
         ),
     ),
     # `log_probs` reads the answer, 8 tokens, behind question and hint, and per question once without a hint.
     'examples.hint.recipe': Unit(
         'a step',
-        200,
         (
             Part('hints', 256, 4, turns=1, trained=True, scored=1.0, extra_scored=138),
             Part('answers', 256, 4, trained=True),
-        ),
-    ),
-    # A task costs two gates, a list of rubrics and trial answers, eight in the challenger's steps and four in
-    # generation; an answer costs four grades.
-    'scope': Unit(
-        'an iteration',
-        3,
-        (
-            Part('tasks', 256, 5, trained=True, scored=1.0, repeat=20),
-            Part('tasks, not trained', 256, 1, repeat=22),
-            Part('answers', 256, 5, trained=True, scored=1.0, repeat=20),
-            Part('trial answers', 256, 5, repeat=142),
-            Part('grades, gates and rubrics', 1280, 1, 1536, 256, 1, repeat=720),
         ),
     ),
 }
@@ -209,7 +193,11 @@ def from_config(config: Any, latency: tuple[float, float]) -> tuple[Workload, Un
         turn_tokens=rollout.turn_tokens,
         latency=latency,
     )
-    return workload, UNITS.get(config.recipe)
+    unit = UNITS.get(config.recipe)
+    if unit and not config.solver.get('filter_groups'):
+        kept = tuple(part for part in unit.parts if not part.filtered)
+        unit = dataclasses.replace(unit, parts=kept)
+    return workload, unit
 
 
 def part_workload(workload: Workload, part: Part) -> Workload:

@@ -138,6 +138,8 @@ def test_the_page_has_the_figures_of_the_stored_counts():
     for start, trained in (last[3:5], last[6:8]):
         assert f'{start[1:]} → {trained[1:]}' in page
     assert last[9:11] == ['0.00', '0.00'] and 'none with six' in page
-    three, _, four, trained_four = reach.search_rows(counts)[:4]
-    assert f'{three[-1][1:]} with three, {four[-1][1:]} with four' in ' '.join(page.split())
-    assert f'({four[3][1:]}, trained {trained_four[3][1:]})' in page
+    three, trained_three, four, trained_four = reach.search_rows(counts)[:4]
+    words = ' '.join(page.split())
+    assert f'{three[-1][1:]} with three, {four[-1][1:]} with four' in words
+    assert f'{three[3][1:]} are right with three (trained {trained_three[3][1:]}), ' in words
+    assert f'{four[3][1:]} with four (trained {trained_four[3][1:]})' in words

@@ -11,6 +11,7 @@ from zeroplay_jax.configuration.machines import CHIPS
 from zeroplay_jax.configuration.planning import SHAPES
 
 NAME = tpu_pages.MODEL
+MODEL = slices_costs.model_of(NAME)
 
 
 @pytest.mark.parametrize('kind', tpu_pages.SLOTS)
@@ -39,7 +40,7 @@ def test_the_table_of_the_page_is_what_is_stored():
 
 @pytest.mark.parametrize('kind', tpu_pages.SLOTS)
 def test_compiled_steps_take_no_less_than_their_least_time_and_fit(kind):
-    machine = slices_costs.machine_costs(kind, NAME, 4, 1)
+    machine = slices_costs.machine_costs(kind, MODEL, 4, 1)
     size = tpu_pages.paged(tpu_pages.SLOTS[kind], kind)
     assert set(machine.slowdown) == {size.token_budget, *size.decode_buckets}
     for tokens in machine.slowdown:
@@ -52,7 +53,7 @@ def test_compiled_steps_take_no_less_than_their_least_time_and_fit(kind):
         kernel, limit = tpu_pages.kernel_seconds(machine.kernel, size, tokens)
         assert 0 < kernel < 1 and limit in ('traffic', 'instructions')
     # Elsewhere peak rates: twice the chips take half the time.
-    one, two = (slices_costs.machine_costs('h100', NAME, chips, 1) for chips in (1, 2))
+    one, two = (slices_costs.machine_costs('h100', MODEL, chips, 1) for chips in (1, 2))
     assert set(one.slowdown.values()) == {1.0}
     assert one.step(8, 8) == pytest.approx(2 * two.step(8, 8))
 

@@ -21,11 +21,13 @@ from typing import Any
 from absl import flags
 from ml_collections import config_flags
 
-from zeroplay_jax.configuration import command_line, fields
-from zeroplay_jax.configuration.machines import machine
+from zeroplay_jax.configuration import command_line, fields, rules
+from zeroplay_jax.configuration.check import check_rules
+from zeroplay_jax.configuration.machines import PLANNED_FLAG, check_offered, machine
 from zeroplay_jax.configuration.memory import Memory
 from zeroplay_jax.configuration.places import read_policy
 from zeroplay_jax.configuration.planning import (
+    PLANNED,
     cheapest,
     check_adapters,
     choose,
@@ -35,7 +37,6 @@ from zeroplay_jax.configuration.planning import (
     table,
     too_small,
 )
-from zeroplay_jax.policy.sizes import known_name
 from zeroplay_jax.types import UserError
 
 _CONFIG = config_flags.DEFINE_config_file('config', None, 'The run: a Python file.')
@@ -51,7 +52,8 @@ def main(argv: list[str]) -> None:
         raise UserError(command_line.no_config())
     if not _MACHINE.value:
         raise UserError('--machine is missing; give one such as v5litepod-4, h100x8 or cpu:2')
-    target = machine(_MACHINE.value, '--machine')
+    target = machine(_MACHINE.value, PLANNED_FLAG)
+    check_offered(target)
     if not target.kind:
         raise UserError(
             f'--machine={target.name}: its memory is not known; give one such as v5litepod-8, v6e-8, v5p-16, h100x8, '
@@ -62,28 +64,38 @@ def main(argv: list[str]) -> None:
     check_adapters(config)
     if pathlib.Path(policy_of(config)).is_dir():
         read_policy(config)
-    planned = choose(config, target, given_by_hand(config, command_line.changed_fields()))
+    command_line.check_heads(config)
+    given = given_by_hand(config, command_line.changed_fields())
+    planned = choose(config, target, given)
     if planned is None:
-        raise UserError(f'--machine={too_small(config, target)}')
+        raise UserError(f'--machine={too_small(config, target, given)}')
+    _check_rules(config, planned)
     lines = [*table(planned), _time(config, planned)]
     if target.kind != 'cpu':
-        lines.append(cheapest(config, target))
+        lines.append(cheapest(config, target, given))
     print('\n'.join(lines), file=sys.stderr)
     print(' '.join(flags_of(config, planned)))
 
 
+def _check_rules(config: Any, planned: Memory) -> None:
+    """Refuses what a run refuses when it has the fields of a plan; files are not read."""
+    shaped = config.copy_and_resolve_references()
+    shaped.update_from_flattened_dict({name: planned.fields[name] for name in PLANNED})
+    if planned.machine.kind != 'cpu':
+        shaped.cpu_devices = 0
+    check_rules(shaped)
+    rules.check_shards(shaped, planned.shards, planned.shards // planned.machine.hosts)
+
+
 def _time(config: Any, planned: Memory) -> str:
     """Returns tokens per second and hours by the simulator, which a checkout has."""
-    model = known_name(policy_of(config))
     if planned.machine.kind == 'cpu':
         return 'time: not simulated for CPUs'
-    if not model:
-        return 'time: simulated for models that are known by name only'
     if importlib.util.find_spec('benchmarks') is None:
         return 'time: simulated in a checkout of the project only'
     from benchmarks import slices
 
-    return slices.time_of_plan(config, model, planned)
+    return slices.time_of_plan(config, policy_of(config), planned)
 
 
 if __name__ == '__main__':

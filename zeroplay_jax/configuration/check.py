@@ -285,6 +285,22 @@ def _check_config(
     return memory
 
 
+def check_rules(config: ConfigDict) -> None:
+    """Refuses a config that cannot run, in one line; reads no files."""
+    recipe = recipe_class(config.recipe)
+    if config.prompts not in PROMPT_SETS:
+        config = config.copy_and_resolve_references()
+        config.prompts = 'full'
+    for rule in rules.RULES:
+        if rule is not fetch_addresses and rule not in _FILE_RULES:
+            rule(config, recipe)
+    if not config.policy.adapters.rank:
+        rules.check_adapters(config, recipe)
+    rules.check_training(config, recipe)
+    rules.check_hops(config, recipe)
+    recipe.check(config)
+
+
 def _fit(config: ConfigDict, target: Machine, kept: planning.Kept) -> list[str]:
     """Gives a config the shapes of a plan and the mesh on a machine, in place; returns the lines about the plan."""
     lines = []

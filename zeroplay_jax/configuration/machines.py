@@ -58,6 +58,15 @@ _TPUS = {
     'v5litepod': (4, 8, 1),
     'v6e': (4, 8, 1),
 }
+# The flag of zeroplay_jax.plan, for which devices need a name; and what the other one may give.
+PLANNED_FLAG = '--machine'
+_DEVICES_ALONE = ', a number of devices, or HOSTS*DEVICES such as 2*8'
+# Devices of a slice, or GPUs of a host, that are on offer. Those of a v5p are all multiples of a host's.
+_OFFERED = {
+    **dict.fromkeys(('v5e', 'v6e'), (1, 4, 8, 16, 32, 64, 128, 256)),
+    'v5p': range(4, 8961, 4),
+    **dict.fromkeys(GPUS, range(1, 9)),
+}
 # Machines to choose from.
 _CATALOG = """
 v5litepod-1 v5litepod-4 v5litepod-8 v5litepod-16 v5litepod-32 v5litepod-64 v5litepod-128 v5litepod-256
@@ -120,20 +129,31 @@ def machine(name: str, flag: str = '--on') -> Machine:
             proposed = f'; of {kind} there are {", ".join(sizes)}'
         raise ConfigError(
             f'{flag}={name}: no such machine; give an accelerator type such as v5litepod-16 or v5p-32, GPUs of a host '
-            'such as h100x8, cpu:2, a number of devices, or HOSTS*DEVICES such as 2*8'
-            f'{proposed}'
+            f'such as h100x8, cpu:2{"" if flag == PLANNED_FLAG else _DEVICES_ALONE}{proposed}'
         )
     if not match[2]:
         return Machine(name, count * size, count, match[3] or match[4] or '')
     devices_per_host, largest_host, units = _TPUS[match[2]]
     devices = size // units
     hosts = 1 if devices <= largest_host else devices // devices_per_host
-    if size % units or not devices or (hosts > 1 and devices % devices_per_host):
+    if size % units or not devices or (devices > largest_host and devices % devices_per_host):
         raise ConfigError(
             f'{flag}={name}: there is no slice of this size; give one such as v5litepod-16'
         )
     kind = match[2].replace('litepod', 'e')
     return Machine(name, count * devices, count * hosts, kind if kind in CHIPS else '')
+
+
+def check_offered(target: Machine) -> None:
+    """Refuses, for a plan, a slice of a size that nobody offers and more GPUs than a host has."""
+    count, _, single = target.name.rpartition('*')
+    devices = target.devices // int(count or 1)
+    if devices not in _OFFERED.get(target.kind, (devices,)):
+        of_kind = [name for name in _CATALOG.split() if machine(name).kind == target.kind]
+        raise ConfigError(
+            f'{PLANNED_FLAG}={target.name}: there is no {single}; there are {", ".join(of_kind)}, and several of them '
+            f'such as 2*{of_kind[-1]}'
+        )
 
 
 def here() -> Machine:

@@ -127,7 +127,7 @@ def choose(
     Raises:
       UserError: the sizes of the policy are not known.
     """
-    if 'mesh.model' in given:
+    if 'mesh.replica' in given:
         config = config.copy_and_resolve_references()
         resolve_mesh(config, target)
     sizes, roles, values = sizes_of(policy_of(config)), roles_of(config), leaves(config)
@@ -233,11 +233,14 @@ def given_by_hand(config: Any, flags: Collection[str] = ()) -> frozenset[str]:
     """Returns the names of the planned fields that a plan leaves as they are.
 
     They are those that flags set, and those that the config sets to another value than the default. The axes of a mesh
-    stay together; where no flag gives one, -1 leaves it to the plan.
+    stay together, but for a size of 'model' alone; where no flag gives one, -1 leaves it to the plan.
     """
     values, defaults = leaves(config), leaves(fields.default_config())
-    given = [name for name in PLANNED if name in flags or values[name] not in (defaults[name], -1)]
-    return frozenset(given).union(_MESH if set(given) & {*_MESH} else ())
+    given = {name for name in PLANNED if name in flags or values[name] not in (defaults[name], -1)}
+    axes = given & {*_MESH}
+    if axes == {'mesh.model'} and config.mesh.model != -1:
+        axes = set()
+    return frozenset(given.union(_MESH if axes else ()))
 
 
 class Kept(NamedTuple):
@@ -313,7 +316,7 @@ def apply(config: ConfigDict, target: Machine, kept: Kept) -> list[str]:
         ]
     planned = choose(config, target, kept.given)
     if planned is None:
-        raise ConfigError(f'config.plan=auto: {too_small(config, target)}')
+        raise ConfigError(f'config.plan=auto: {too_small(config, target, kept.given)}')
     return _take(config, planned)
 
 
@@ -364,10 +367,13 @@ def forget(config: ConfigDict, planned_for: str) -> None:
         config.update_from_flattened_dict({name: defaults[name] for name in RESHAPED})
 
 
-def too_small(config: Any, target: Machine) -> str:
-    """Returns the text about a machine for which nothing can be chosen."""
+def too_small(config: Any, target: Machine, given: Collection[str] = ()) -> str:
+    """Returns the text about a machine for which nothing can be chosen; `given` as of `choose`."""
     what = f'{target.name}: too small for {policy_of(config)} and the roles of this config'
-    return f'{what}; {cheapest(config, target)}'
+    shapes = [name for name in RESHAPED if name in given and name != 'policy.remat']
+    if shapes:
+        what += f' with {", ".join(shapes)} as given'
+    return f'{what}; {cheapest(config, target, given)}'
 
 
 def resolve_mesh(config: ConfigDict, target: Machine) -> None:
@@ -376,6 +382,7 @@ def resolve_mesh(config: ConfigDict, target: Machine) -> None:
     Raises:
       ConfigError: the mesh is not made of all devices, or a replica would span hosts.
     """
+    rules.check_free_axes(config)
     axes = ('replica', 'fsdp', 'model')
     fixed = math.prod(size for size in config.mesh.values() if size != -1)
     # At least 1: too many devices are named below.
@@ -427,7 +434,7 @@ def _take(config: ConfigDict, planned: Memory) -> list[str]:
     sums = [sum(each.values()) / GIB for each in (planned.rollouts, planned.updates)]
     return [
         f'plan for {target.name} and {policy_of(config)}: {", ".join(parts)}',
-        f'the fastest known shapes that fit: {sums[0]:.1f} GiB of a device in rollouts, {sums[1]:.1f} in updates, of '
+        f'shapes that fit: {sums[0]:.1f} GiB of a device in rollouts, {sums[1]:.1f} in updates, of '
         f'{CHIPS[target.kind].memory / GIB:.1f}',
     ]
 
@@ -453,29 +460,37 @@ def table(planned: Memory) -> list[str]:
     return [*lines, '']
 
 
-def cheapest(config: Any, target: Machine) -> str:
-    """Returns the cheapest machine that fits, the smallest of the kind of `target`, and what fits with less memory."""
-    fitting = [choice for choice in catalog() if choose(config, choice)]
-    named = {choice.name: ('the cheapest per hour that fits', choice) for choice in fitting[:1]}
-    for choice in [choice for choice in fitting if choice.kind == target.kind][:1]:
-        named.setdefault(choice.name, (f'the smallest {target.kind}', choice))
+def cheapest(config: Any, target: Machine, given: Collection[str] = ()) -> str:
+    """Returns the cheapest machine that fits, the smallest of the kind of `target`, and what fits with less memory.
+
+    Args:
+      given: as of `choose`; a mesh is chosen anew.
+    """
+    kept = frozenset(given) - {*_MESH}
+    fitting = [choice for choice in catalog() if choose(config, choice, kept)]
+    texts = []
+    named = set()
+
+    def add(what: str, choices: list[Machine]) -> None:
+        if choices and choices[0] not in named:
+            named.add(choices[0])
+            texts.append(f'{what}: {choices[0].name} (about ${choices[0].dollars:.2f} an hour)')
+
+    add('the cheapest per hour that fits', fitting)
+    add(f'the smallest {target.kind}', [choice for choice in fitting if choice.kind == target.kind])
+    cheaper = [other for other in catalog() if not fitting or other.dollars < fitting[0].dollars]
+    is_enough = choose(config, target, kept) is not None
     changed = config.copy_and_resolve_references()
-    given = 'with'
+    flags = ''
     for name, value in _CHANGES:
-        if leaves(config)[name] in (0, 'none'):
-            changed.update_from_flattened_dict({name: value})
-            given += f' --config.{name}={value}'
-            if name == 'policy.adapters.rank' and sizes_of(policy_of(config)).experts:
-                given += ' ' + _LINEARS_BESIDE_EXPERTS
-            # The machine that was asked for, if this is what makes it large enough.
-            choices = [] if choose(config, target) else [target]
-            choices += [
-                other for other in catalog() if not fitting or other.dollars < fitting[0].dollars
-            ]
-            for choice in [choice for choice in choices if choose(changed, choice)][:1]:
-                named.setdefault(choice.name, (given, choice))
-    texts = [
-        f'{what}: {choice.name} (about ${choice.dollars:.2f} an hour)'
-        for what, choice in named.values()
-    ]
+        if leaves(config)[name] not in (0, 'none'):
+            continue
+        changed.update_from_flattened_dict({name: value})
+        flags += f' --config.{name}={value}'
+        if name == 'policy.adapters.rank' and sizes_of(policy_of(config)).experts:
+            flags += ' ' + _LINEARS_BESIDE_EXPERTS
+        if not is_enough and choose(changed, target, kept):
+            is_enough = True
+            texts.append(f'{target.name} fits with{flags}')
+        add(f'with{flags}', [choice for choice in cheaper if choose(changed, choice, kept)])
     return '; '.join(texts) or 'no machine that is known fits'

@@ -575,13 +575,18 @@ def _check_distillation(config: ConfigDict, recipe: type[Recipe]) -> None:
 # ---- devices and processes ---------------------------------------------------------------------------
 
 
-def _check_division(config: ConfigDict, recipe: type[Recipe]) -> None:
-    """Refuses rows, slots and lengths that the mesh or the TPU kernel cannot divide, and an unused remat_policy."""
+def check_free_axes(config: ConfigDict) -> None:
+    """Refuses a mesh of which two axes are −1, which means all remaining devices."""
     mesh = config.mesh
-    # −1 means all remaining devices, so only one axis can have it.
     if list(mesh.values()).count(-1) > 1:
         sizes = ', '.join(f'{axis}={size}' for axis, size in mesh.items())
         raise ConfigError(f'config.mesh: {sizes}: only one axis can be -1; give the others numbers')
+
+
+def _check_division(config: ConfigDict, recipe: type[Recipe]) -> None:
+    """Refuses rows, slots and lengths that the mesh or the TPU kernel cannot divide, and an unused remat_policy."""
+    mesh = config.mesh
+    check_free_axes(config)
     mesh_size = math.prod(mesh.values())
     if config.distributed.mode == 'off' and 0 < mesh_size < config.cpu_devices:
         problem = f'the mesh has {mesh_size} of these devices'
