@@ -94,7 +94,6 @@ def lower(
     )
     programs, state = tpu_programs.slot_state(model, config, mesh)
     params = tpu_programs.published(name, mesh, layers)
-    params = tpu_programs.with_shardings(params, sharding.sampler_shardings(params, mesh))
     table = jax.ShapeDtypeStruct(
         (config.slots, config.pages_per_slot), np.int32, sharding=sharding.rows(mesh)
     )

@@ -200,10 +200,10 @@ def sized(name: str, layers: int = 0, **overrides) -> ModelConfig:
 
 
 def published(name: str, mesh: Mesh, layers: int = 0):
-    """Returns the shapes of the weights that a sampler reads, sharded over its host's mesh."""
+    """Returns the shapes of the weights that a sampler reads: whole on every data shard of its host's mesh."""
     model = sized(name, layers, dtype='bfloat16')
     shapes = jax.eval_shape(functools.partial(transformer.published, model), parameters(model))
-    return with_shardings(shapes, sharding.parameter_shardings(shapes, mesh))
+    return with_shardings(shapes, sharding.sampler_shardings(shapes, mesh))
 
 
 def slots(name: str, mesh: Mesh, count: int, layers: int = 0):

@@ -7,11 +7,12 @@ import json
 import re
 
 import pytest
+from forked_commands import run_all
 from python_process import ROOT, config_flags, run_python
 from run_files import lines, summary_of
 from run_records import stored_config, write_record
 
-from benchmarks import aot, aot_cases, tpu_shapes
+from benchmarks import aot, aot_cases, slices, tpu_shapes
 from zeroplay_jax.configuration import fields, planning, rules
 from zeroplay_jax.configuration.fields import config as packaged_config
 from zeroplay_jax.configuration.machines import CHIPS, GIB, GPUS, catalog, machine, machine_of
@@ -79,19 +80,15 @@ def whole_weights():
     for case in cases(rows, 'model', 'machine'):
         by_program = {row['program']: row for row in case}
         rollouts = max(
-            (by_program[name] for name in ('extend', 'decode')), key=lambda r: r['hbm_bytes']
+            (row for row in case if row['program'] != 'update'), key=lambda r: r['hbm_bytes']
         )
         for row in (rollouts, by_program['update']):
             hosts = row['mesh']['replica']
             values = dict(policy__attention='splash', policy__scan=True)
             memory = planned_memory(row, config, roles, rollouts['slots'], hosts, **values)
-            compiled = row['hbm_bytes']
-            if not any('view' in name for name in row['offloaded']):
-                # The table's samplers read weights that are split over 'fsdp'; those of a run have them whole.
-                compiled += 2 * memory.one['view'] * (1 - 1 / row['mesh']['fsdp'])
             programs = [memory.rollouts] if row is rollouts else [memory.batch, memory.step]
             sums = [sum(parts.values()) for parts in programs]
-            yield row, compiled, max(sums) - off_chip(memory, row['offloaded'])
+            yield row, row['hbm_bytes'], max(sums) - off_chip(memory, row['offloaded'])
 
 
 def adapters():
@@ -130,7 +127,8 @@ def test_memory_is_that_of_the_compiled_programs(rows):
         key = (row['model'], row['machine'], row['program'], compiled / GIB)
         errors[key] = planned / compiled - 1
     assert len(errors) >= 40
-    assert max(map(abs, errors.values())) < ERROR, max(errors.items(), key=lambda x: abs(x[1]))
+    # What is above costs slots; what is below costs the run.
+    assert min(errors.values()) > -ERROR and max(errors.values()) < 0.08, errors
 
 
 CONFIGS = tuple(aot_cases.CONFIGS)
@@ -193,7 +191,7 @@ def test_every_config_starts_without_a_shape(name, target):
     config, target = packaged_config(name), machine(target)
     assert not {*PLANNED} & given_by_hand(config) - {'policy.dtype', 'policy.remat'}
     if choose(config, target) is None:
-        with pytest.raises(ConfigError, match=f'too small.*rank=32: {target.name}'):
+        with pytest.raises(ConfigError, match=f'too small.*{target.name} fits with .*rank=32'):
             apply(config, target, keep(config, ''))
         config.policy.adapters.rank = 32
     first, second = apply(config, target, keep(config, ''))
@@ -313,7 +311,8 @@ def test_a_machine_that_is_too_small_is_refused_with_those_that_fit():
     for text in (
         'too small',
         'cheapest per hour that fits',
-        'policy.adapters.rank=32: v5litepod-4',
+        'v5litepod-4 fits with --config.policy.adapters.rank=32',
+        'rank=32: v6e-1',
     ):
         assert text in result.stderr
 
@@ -339,7 +338,54 @@ def test_the_flags_are_all_of_standard_output():
     assert all(word.startswith('--config.') for word in line.split())
     for text in ('GiB per device', 'generated tokens/s', 'none from a run', 'cheapest per hour'):
         assert text in result.stderr
-    assert ' hours for ' not in result.stderr
+    assert "no hours: solver.batch and solver.samples are not the paper's" in result.stderr
+
+
+def test_hours_are_those_of_the_sizes_in_the_folder(tmp_path):
+    """And of the steps; a folder may have the name of another model."""
+    folder = tmp_path / 'Qwen2.5-7B-Instruct'
+    folder.mkdir()
+    changes = {'policy.path': str(folder), 'policy.adapters.rank': 32, 'sampler.slots': 16}
+    config = packaged_config('dspo', changes=changes)
+
+    def hours(model):
+        (folder / 'config.json').write_text(json.dumps(tpu_shapes.MODELS[model]))
+        memory = choose(config, machine('h100x1'), ['sampler.slots'])
+        line = slices.time_of_plan(config, str(folder), memory)
+        return float(re.search(r'([\d.]+) hours .* for \d+ times', line)[1])
+
+    large, small = hours('qwen2.5-7b'), hours('qwen2.5-1.5b')
+    assert small < large / 2
+    config.solver.steps *= 2
+    assert hours('qwen2.5-1.5b') == pytest.approx(2 * small, rel=0.1)
+    config.solver.filter_groups = False
+    assert hours('qwen2.5-1.5b') < 1.5 * small
+
+
+REFUSED = {
+    '--config.mesh.model=4': 'num_key_value_heads=2 is not divisible',
+    '--config.mesh.replica=-1': 'only one axis can be -1',
+    '--config.sampler.pages=1': 'give 64 or more',
+    '--config.policy.adapters.quantize=int8': 'neither adapters nor a frozen base',
+    '--config.rollout.ahead=1 --machine=h200x8': 'old_logp',
+    '--machine=v5litepod-2': 'there is no v5litepod-2; there are v5litepod-1, v5litepod-4',
+    '--machine=h100x16': 'several of them such as 2*h100x8',
+    '--machine=v5p-12': 'no slice of this size',
+    '--config.sampler.page=0 --config.sampler.slots=9999': 'with sampler.page, sampler.slots as given; no',
+}
+
+
+def test_a_plan_refuses_what_a_run_refuses():
+    first = ['--config=configs/drzero.py', '--machine=v5litepod-4']
+    calls = [('zeroplay_jax.plan', [*first, *words.split()]) for words in REFUSED]
+    for problem, (status, output) in zip(REFUSED.values(), run_all(calls), strict=True):
+        assert status == 2 and problem in output, output
+
+
+def test_an_axis_given_by_hand_leaves_the_others_to_the_plan():
+    config = packaged_config('dspo', changes={'mesh.model': 2})
+    chosen = choose(config, machine('v5p-32'), given_by_hand(config, ['mesh.model'])).fields
+    assert [chosen[f'mesh.{axis}'] for axis in ('replica', 'fsdp', 'model')] == [8, 1, 2]
 
 
 def test_on_a_cpu_every_core_is_a_device():
