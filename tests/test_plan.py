@@ -364,6 +364,7 @@ def test_hours_are_those_of_the_sizes_in_the_folder(tmp_path):
 
 REFUSED = {
     '--config.mesh.model=4': 'num_key_value_heads=2 is not divisible',
+    '--machine=h100x3 --config.mesh.model=2': 'give a divisor of 3',
     '--config.mesh.replica=-1': 'only one axis can be -1',
     '--config.sampler.pages=1': 'give 64 or more',
     '--config.policy.adapters.quantize=int8': 'neither adapters nor a frozen base',

@@ -125,11 +125,14 @@ def choose(
       below: most bytes of a device, if less than it has.
 
     Raises:
+      ConfigError: the given axes of the mesh are not those of the machine.
       UserError: the sizes of the policy are not known.
     """
     if 'mesh.replica' in given:
         config = config.copy_and_resolve_references()
         resolve_mesh(config, target)
+    elif 'mesh.model' in given:
+        _check_split(config.mesh.model, target)
     sizes, roles, values = sizes_of(policy_of(config)), roles_of(config), leaves(config)
     if target.kind == 'cpu':
         return memory_of(sizes, roles, values | _on_cpu(values, target), target)
@@ -401,6 +404,16 @@ def resolve_mesh(config: ConfigDict, target: Machine) -> None:
         )
     config.mesh.update(sizes)
     rules.check_replicas(config, target.hosts)
+
+
+def _check_split(split: int, target: Machine) -> None:
+    """Refuses a size of the axis 'model' that does not divide the devices of a host, on which a replica lies."""
+    per_host = target.devices // target.hosts
+    if per_host % split:
+        raise ConfigError(
+            f'config.mesh.model={split}: does not divide the {per_host} devices of a host of {target.name}; give a '
+            f'divisor of {per_host}'
+        )
 
 
 # ---- what is printed ---------------------------------------------------------------------------------
