@@ -383,6 +383,12 @@ def test_a_plan_refuses_what_a_run_refuses():
         assert status == 2 and problem in output, output
 
 
+def test_used_positions_are_those_of_slots():
+    config = packaged_config('quickstart')
+    chosen = choose(config, machine('h100x1'), given_by_hand(config)).fields
+    assert (chosen['sampler.page'], chosen['sampler.attention']) == (0, 'used')
+
+
 def test_an_axis_given_by_hand_leaves_the_others_to_the_plan():
     config = packaged_config('dspo', changes={'mesh.model': 2})
     chosen = choose(config, machine('v5p-32'), given_by_hand(config, ['mesh.model'])).fields

@@ -27,7 +27,6 @@ from zeroplay_jax.configuration.machines import PLANNED_FLAG, check_offered, mac
 from zeroplay_jax.configuration.memory import Memory
 from zeroplay_jax.configuration.places import read_policy
 from zeroplay_jax.configuration.planning import (
-    PLANNED,
     cheapest,
     check_adapters,
     choose,
@@ -80,7 +79,9 @@ def main(argv: list[str]) -> None:
 def _check_rules(config: Any, planned: Memory) -> None:
     """Refuses what a run refuses when it has the fields of a plan; files are not read."""
     shaped = config.copy_and_resolve_references()
-    shaped.update_from_flattened_dict({name: planned.fields[name] for name in PLANNED})
+    shaped.update_from_flattened_dict(
+        {name: planned.fields[name] for name in fields.leaves(config)}
+    )
     if planned.machine.kind != 'cpu':
         shaped.cpu_devices = 0
     check_rules(shaped)

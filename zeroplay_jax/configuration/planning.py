@@ -192,6 +192,8 @@ def _placements(
         # What the kernel for pages takes (policy/ragged_tpu.py).
         has_pages = is_gpu or heads in (1, 2, 4) or heads % 8 == 0
         has_pages &= shapes.page < values['sampler.context'] and not sizes.delta_layers
+        # Of slots alone the used positions can be read.
+        has_pages &= kept.get('sampler.attention') != 'used'
         yield {
             'policy.dtype': 'bfloat16',
             'policy.remat': True,
