@@ -80,12 +80,12 @@ _CREDIT = (
 
 # One or two facts at a time. Four attempts per document, because every part has to be confirmed, and the answers of
 # all but the last need documents of their own.
-_COMPOSED = (
-    'recipe=examples.composing.recipe',
+_OF_FOUR_ATTEMPTS = (
     'proposer.train_iterations=0',
     'schedule.hop_ratio=(0,1,2,2)',
     'pool.samples=4',
 )
+_COMPOSED = ('recipe=examples.composing.recipe', *_OF_FOUR_ATTEMPTS)
 
 ARMS = {
     'selfplay': Arm('self-play (Dr. Zero)'),
@@ -138,7 +138,7 @@ ARMS = {
     'confirmed': Arm(
         'questions of two to four hops asked for at once, the solver agrees; proposer not trained',
         # As many questions of each length and attempts as `composed`, confirmed as a whole.
-        (*_COMPOSED[1:], 'pool.measure=1', 'pool.window=(1.0,1.0)'),
+        (*_OF_FOUR_ATTEMPTS, 'pool.measure=1', 'pool.window=(1.0,1.0)'),
         'composing is needed: .34 or less with four hops (below the lowest seed of composed)',
         'confirming is enough: .40 or more',
     ),

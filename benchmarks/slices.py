@@ -81,7 +81,7 @@ def paged_settings(machine: Machine) -> Settings:
 def rates(machine: Machine) -> tuple[float, float]:
     """Returns the generated tokens per second of a machine, and the bound of schedulers with its steps and slots."""
     workload = Workload()
-    model = slices_costs.model_of(tpu_pages.MODEL)
+    model = slices_costs.published_model(tpu_pages.MODEL)
     costs = slices_costs.machine_costs(machine.kind, model, machine.chips, machine.hosts)
     steps = drawn_steps(workload, machine.ahead)
     arguments = (costs, paged_settings(machine), steps, workload, machine.ahead)
@@ -148,11 +148,8 @@ def time_of_plan(config: Any, policy: str, planned: Memory) -> str:
     rate = slices_workload.tokens(steps[0])[1] / play(machine, settings, steps, played, 0, SEED)
     lengths = f'{workload.prompt} prompt tokens, turns of {workload.written} written and {workload.observed[1]} read'
     line = f'time, simulated: {rate:,.0f} generated tokens/s in rollouts ({lengths}), '
-    answers = (config.solver.batch, config.solver.samples)
     if unit is None:
         line += f'no hours: not simulated for recipe {config.recipe}'
-    elif answers not in [(part.groups, part.samples) for part in unit.parts]:
-        line += "no hours: solver.batch and solver.samples are not the paper's"
     else:
         parts = []
         for part in unit.parts:
@@ -162,8 +159,9 @@ def time_of_plan(config: Any, policy: str, planned: Memory) -> str:
         shorter = dataclasses.replace(unit, parts=tuple(parts))
         count = config.schedule.iterations * config.solver.steps
         hours = unit_seconds(machine, settings, workload, shorter) * count / 3600
+        digits = 0 if hours >= 10 else 1
         price = hours * planned.machine.dollars
-        line += f'{hours:.{0 if hours >= 10 else 1}f} hours (about ${price:.0f}) for {count} times {unit.name}'
+        line += f'{hours:.{digits}f} hours (about ${price:.0f}) for {count} times {unit.name}'
     source = 'peak rates'
     if planned.machine.kind in tpu_pages.SLOTS:
         source = "the compiler's estimates"

@@ -49,11 +49,16 @@ class Model(NamedTuple):
         return self.sizes == KNOWN[tpu_pages.MODEL]
 
 
+def published_model(name: str) -> Model:
+    """Returns a model of `sizes.KNOWN`."""
+    return Model(KNOWN[name], tpu_programs.sized(name))
+
+
 def model_of(policy: str) -> Model:
-    """Returns the model of a folder with a config.json, or of a known name."""
+    """Returns the model of a folder with a config.json, or of a path or name that ends with that of a known one."""
     if pathlib.Path(policy).is_dir():
         return Model(sizes_of(policy), families.read_config(policy))
-    return Model(sizes_of(policy), tpu_programs.sized(known_name(policy)))
+    return published_model(known_name(policy))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,7 +199,7 @@ def machine_costs(kind: str, model: Model, chips: int, hosts: int) -> MachineCos
 
     Args:
       kind: of the chips, a key of `machines.CHIPS`.
-      model: see `model_of`.
+      model: `published_model` or `model_of`.
       chips: of a host, over which the weights are split.
       hosts: number of hosts.
     """
@@ -212,7 +217,7 @@ def _slowdown(kind: str) -> dict[int, float]:
     It is taken for other models and numbers of chips, too: how much slower than the peak rates a step is depends most
     on how many tokens share the reading of a weight.
     """
-    costs = _peak_costs(kind, model_of(tpu_pages.MODEL), CHIPS_OF_HOST, 1)
+    costs = _peak_costs(kind, published_model(tpu_pages.MODEL), CHIPS_OF_HOST, 1)
     slots = tpu_pages.paged(tpu_pages.SLOTS[kind], kind).slots
     slowdown = {}
     for name, step in tpu_pages.stored()[kind]['steps'].items():

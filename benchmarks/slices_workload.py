@@ -100,7 +100,6 @@ class Part:
       prompt, written: mean tokens of prompt and turn; None for those of the config.
       turns: number of turns; None for the config's distribution.
       trained: whether the step's update reads them.
-      filtered: whether they are what `solver.filter_groups` drops.
       scored: tokens per rollout that a reference, a teacher or `log_probs` reads beside the update, in tokens of the
         rollout.
       extra_scored: further tokens that it reads per rollout.
@@ -114,7 +113,6 @@ class Part:
     written: int | None = None
     turns: int | None = None
     trained: bool = False
-    filtered: bool = False
     scored: float = 0.0
     extra_scored: int = 0
     repeat: float = 1
@@ -133,45 +131,71 @@ class Unit:
     parts: tuple[Part, ...]
 
 
-def _zero(scored: float = 0.0, extra: int = 0) -> tuple[Part, ...]:
-    """Proposals with five attempts each, five proposals per document, five answers per question."""
+def _self_play(config: Any) -> tuple[Part, ...]:
+    """Proposals with attempts, the generation of questions, and answers."""
+    proposer, pool, solver = config.proposer, config.pool, config.solver
+    iterations = config.schedule.iterations
+    trained = proposer.train_iterations if proposer.train_iterations >= 0 else iterations
+    # Of each step of the solver.
+    updates = proposer.steps * min(trained, iterations) / (solver.steps * iterations)
+    documents = solver.batch
+    if pool.batches:
+        documents = math.ceil(pool.batch * pool.batches / solver.steps)
+    proposals = proposer.batch * proposer.samples
+    # A teacher reads 2,048 tokens in place of a prompt of 512.
+    has_teacher = bool(solver.get('distill_top_k'))
     return (
-        Part('proposals', 256, 1, trained=True),
-        Part('attempts', 256, 5),
-        Part('question generation', 256, 5),
-        Part('answers', 256, 5, trained=True, scored=scored, extra_scored=extra),
+        Part('proposals', proposer.batch, proposer.samples, trained=True, repeat=updates),
+        Part('attempts', proposals, config.reward.solves, repeat=updates),
+        Part('question generation', documents, pool.samples),
+        Part(
+            'answers',
+            solver.batch,
+            solver.samples,
+            trained=True,
+            scored=float(has_teacher),
+            extra_scored=1536 * has_teacher,
+        ),
     )
 
 
-# What the papers' configs sample, by recipe.
-UNITS = {
-    'drzero': Unit('a step of each kind', _zero()),
-    # The teacher reads 2,048 tokens in place of a prompt of 512.
-    'piplay': Unit('a step of each kind', _zero(1.0, 1536)),
-    'ssp': Unit(
-        'a step',
-        (
-            Part('proposals', 256, 1, trained=True),
-            Part('checks', 256, 1, prompt=5632, written=256, turns=1),
-            Part('answers', 256, 5, trained=True, scored=1.0),
-        ),
-    ),
-    # The filter keeps half of the questions: twice as many are sampled.
-    'dspo': Unit(
-        'a step',
-        (
-            Part('answers, dropped by the filter', 256, 8, filtered=True),
-            Part('answers', 256, 8, trained=True, scored=1.0),
-        ),
-    ),
-    # `log_probs` reads the answer, 8 tokens, behind question and hint, and per question once without a hint.
-    'examples.hint.recipe': Unit(
-        'a step',
-        (
-            Part('hints', 256, 4, turns=1, trained=True, scored=1.0, extra_scored=138),
-            Part('answers', 256, 4, trained=True),
-        ),
-    ),
+def _ssp(config: Any) -> tuple[Part, ...]:
+    """Proposals, each with a check, and answers."""
+    proposer, solver = config.proposer, config.solver
+    checks = proposer.batch * proposer.samples
+    return (
+        Part('proposals', proposer.batch, proposer.samples, trained=True),
+        Part('checks', checks, 1, prompt=5632, written=256, turns=1),
+        Part('answers', solver.batch, solver.samples, trained=True, scored=1.0),
+    )
+
+
+def _dspo(config: Any) -> tuple[Part, ...]:
+    """Answers; the filter keeps half of the questions, so that twice as many are sampled."""
+    batch, samples = config.solver.batch, config.solver.samples
+    parts = [Part('answers', batch, samples, trained=True, scored=1.0)]
+    if config.solver.filter_groups:
+        parts.append(Part('answers, dropped by the filter', batch, samples))
+    return tuple(parts)
+
+
+def _hint(config: Any) -> tuple[Part, ...]:
+    """Hints and answers; `log_probs` reads the answer, 8 tokens, behind question and hint, and once without a hint."""
+    batch = config.solver.batch
+    samples = config.hinter.samples
+    return (
+        Part('hints', batch, samples, turns=1, trained=True, scored=1.0, extra_scored=138),
+        Part('answers', batch, config.solver.samples, trained=True),
+    )
+
+
+# Recipe → what is sampled and trained as often as the solver has steps: its name, and a function of the config.
+UNITS: dict[str, tuple[str, Callable[[Any], tuple[Part, ...]]]] = {
+    'drzero': ('a step of each kind', _self_play),
+    'piplay': ('a step of each kind', _self_play),
+    'ssp': ('a step', _ssp),
+    'dspo': ('a step', _dspo),
+    'examples.hint.recipe': ('a step', _hint),
 }
 
 
@@ -193,11 +217,10 @@ def from_config(config: Any, latency: tuple[float, float]) -> tuple[Workload, Un
         turn_tokens=rollout.turn_tokens,
         latency=latency,
     )
-    unit = UNITS.get(config.recipe)
-    if unit and not config.solver.get('filter_groups'):
-        kept = tuple(part for part in unit.parts if not part.filtered)
-        unit = dataclasses.replace(unit, parts=kept)
-    return workload, unit
+    if config.recipe not in UNITS:
+        return workload, None
+    name, parts = UNITS[config.recipe]
+    return workload, Unit(name, parts(config))
 
 
 def part_workload(workload: Workload, part: Part) -> Workload:

@@ -129,6 +129,18 @@ def test_the_page_has_the_figures_of_the_stored_runs():
                 text = f'{np.mean(values):.2f} [{min(values):.2f}, {max(values):.2f}]'
             cells.append(text)
         assert f'| {" | ".join(cells)} |' in page
+    readme = (ROOT / 'README.md').read_text()
+
+    def means(arm):
+        return ' | '.join(f'{np.mean(values):.2f}' for values in zip(*of_arm[arm], strict=True))
+
+    for row in (
+        f'| self-play | {means("selfplay")} | {means("long")} |',
+        f"as long as self-play's | {means('supervised_same')} | | |",
+        f'proposer frozen | {means("composed")} | {means("composed_long")} |',
+        f'as long as those | | | {means("supervised_composed")} |',
+    ):
+        assert row in readme
 
 
 def test_the_pages_say_what_credit_per_turn_has_shown():

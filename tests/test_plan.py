@@ -128,7 +128,7 @@ def test_memory_is_that_of_the_compiled_programs(rows):
         errors[key] = planned / compiled - 1
     assert len(errors) >= 40
     # What is above costs slots; what is below costs the run.
-    assert min(errors.values()) > -ERROR and max(errors.values()) < 0.08, errors
+    assert -0.05 < min(errors.values()) and max(errors.values()) < 0.08, errors
 
 
 CONFIGS = tuple(aot_cases.CONFIGS)
@@ -191,7 +191,9 @@ def test_every_config_starts_without_a_shape(name, target):
     config, target = packaged_config(name), machine(target)
     assert not {*PLANNED} & given_by_hand(config) - {'policy.dtype', 'policy.remat'}
     if choose(config, target) is None:
-        with pytest.raises(ConfigError, match=f'too small.*{target.name} fits with .*rank=32'):
+        with pytest.raises(
+            ConfigError, match=f'too small.*large enough with .*rank=32: {target.name}'
+        ):
             apply(config, target, keep(config, ''))
         config.policy.adapters.rank = 32
     first, second = apply(config, target, keep(config, ''))
@@ -255,6 +257,15 @@ def test_a_resumed_run_keeps_its_shapes(tmp_path):
     again = packaged_config('drzero', changes=flags)
     keep(again, tmp_path, ['mesh.model'])
     assert again == config
+    # Replicas that the plan chose beside a given size.
+    one_axis = {'mesh.model': 2}
+    config = packaged_config('drzero', changes=one_axis)
+    apply(config, target, keep(config, '', ['mesh.model']))
+    write_record(tmp_path, config, machine=target.name)
+    again = packaged_config('drzero', changes=one_axis)
+    kept = keep(again, tmp_path, ['mesh.model'])
+    assert again == config and again.mesh.replica == 4
+    assert 'mesh 4 replica · 1 fsdp · 2 model' in shrink(again, target, kept, str(tmp_path))
     # Begun without a plan.
     write_record(tmp_path, packaged_config('drzero', changes={'plan': 'off'}))
     assert keep(again, tmp_path) == Kept() and again.plan == 'off'
@@ -311,8 +322,8 @@ def test_a_machine_that_is_too_small_is_refused_with_those_that_fit():
     for text in (
         'too small',
         'cheapest per hour that fits',
-        'v5litepod-4 fits with --config.policy.adapters.rank=32',
-        'rank=32: v6e-1',
+        'large enough with --config.policy.adapters.rank=32: v5litepod-4',
+        'the cheapest with --config.policy.adapters.rank=32: v6e-1',
     ):
         assert text in result.stderr
 
@@ -331,14 +342,14 @@ def test_adapters_of_a_mixture_are_advised_as_a_run_takes_them():
 
 
 def test_the_flags_are_all_of_standard_output():
-    # A small step is played fast; the hours are those of the paper's batches.
+    # A small step is played fast.
     result = planned('--config=configs/dspo.py', '--machine=v5p-32', '--config.solver.batch=8')
     assert result.returncode == 0, result.stderr
     (line,) = result.stdout.splitlines()
     assert all(word.startswith('--config.') for word in line.split())
     for text in ('GiB per device', 'generated tokens/s', 'none from a run', 'cheapest per hour'):
         assert text in result.stderr
-    assert "no hours: solver.batch and solver.samples are not the paper's" in result.stderr
+    assert re.search(r'[.\d]+ hours \(about .* for 200 times a step', result.stderr)
 
 
 def test_hours_are_those_of_the_sizes_in_the_folder(tmp_path):
@@ -370,9 +381,11 @@ REFUSED = {
     '--config.policy.adapters.quantize=int8': 'neither adapters nor a frozen base',
     '--config.rollout.ahead=1 --machine=h200x8': 'old_logp',
     '--machine=v5litepod-2': 'there is no v5litepod-2; there are v5litepod-1, v5litepod-4',
-    '--machine=h100x16': 'several of them such as 2*h100x8',
+    '--machine=h100x16': 'give several such as 2*h100x8',
     '--machine=v5p-12': 'no slice of this size',
     '--config.sampler.page=0 --config.sampler.slots=9999': 'with sampler.page, sampler.slots as given; no',
+    '--machine=h200x8 --config.eval.file=': 'eval.file',
+    '--machine=h100x8 --config.micro.rows=3': 'cannot be split evenly over 8 devices',
 }
 
 
@@ -383,16 +396,39 @@ def test_a_plan_refuses_what_a_run_refuses():
         assert status == 2 and problem in output, output
 
 
-def test_used_positions_are_those_of_slots():
+def test_a_run_takes_the_flags_of_a_plan_of_the_quickstart():
+    """Its attention reads used positions, which slots alone have."""
     config = packaged_config('quickstart')
-    chosen = choose(config, machine('h100x1'), given_by_hand(config)).fields
-    assert (chosen['sampler.page'], chosen['sampler.attention']) == (0, 'used')
+    target = machine('h100x1')
+    flags = planning.flags_of(config, choose(config, target, given_by_hand(config)))
+    assert '--config.cpu_devices=1' in flags
+    words = ['--config=configs/quickstart.py', '--workdir=/mnt/run', '--check', '--nofiles']
+    ((status, output),) = run_all([('zeroplay_jax.main', [*words, '--on=h100x1', *flags])])
+    assert status == 0, output
+
+
+def test_advice_keeps_what_was_given():
+    config = packaged_config('dspo', changes={'micro.rows': 3})
+    advised = planning.cheapest(
+        config, machine('v5litepod-16'), given_by_hand(config, ['micro.rows'])
+    )
+    assert 'the smallest v5e' not in advised
 
 
 def test_an_axis_given_by_hand_leaves_the_others_to_the_plan():
     config = packaged_config('dspo', changes={'mesh.model': 2})
     chosen = choose(config, machine('v5p-32'), given_by_hand(config, ['mesh.model'])).fields
     assert [chosen[f'mesh.{axis}'] for axis in ('replica', 'fsdp', 'model')] == [8, 1, 2]
+    flags = planning.flags_of(config, choose(config, machine('cpu:4'), ['mesh.model']))
+    assert '--config.mesh.replica=2' in flags and not any('mesh.model' in flag for flag in flags)
+    config.mesh.model = 1
+    problem = planning.too_small(config, machine('v6e-8'), ['mesh.model'])
+    assert problem.endswith('leave out mesh.model: then it is large enough')
+    # A policy whose sizes are not known is planned where the run starts.
+    words = ['--config=configs/dspo.py', '--workdir=/mnt/run', '--check', '--nofiles']
+    words += ['--on=v5p-32', '--config.mesh.model=2', '--policy=hf://owner/unknown']
+    ((status, output),) = run_all([('zeroplay_jax.main', words)])
+    assert status == 0, output
 
 
 def test_on_a_cpu_every_core_is_a_device():

@@ -20,7 +20,7 @@ SETTINGS = {
 
 
 def machine(hosts=1):
-    return slices_costs.machine_costs('v5e', slices_costs.model_of('qwen2.5-7b'), 4, hosts)
+    return slices_costs.machine_costs('v5e', slices_costs.published_model('qwen2.5-7b'), 4, hosts)
 
 
 def play(name, hosts, ahead, groups, **changes):
@@ -178,7 +178,7 @@ def test_a_unit_takes_the_seconds_of_its_parts():
 @pytest.mark.parametrize('kind', tpu_pages.SLOTS)
 @pytest.mark.parametrize('model', ['qwen2.5-3b', tpu_pages.MODEL, 'qwen3-30b-a3b'])
 def test_a_step_of_more_tokens_is_no_faster(kind, model):
-    costs = slices_costs.machine_costs(kind, slices_costs.model_of(model), 4, 1)
+    costs = slices_costs.machine_costs(kind, slices_costs.published_model(model), 4, 1)
     seconds = [costs.step(tokens, min(tokens, 256)) for tokens in range(8, 2048, 8)]
     # Between compiled steps their ratio to peak rates is interpolated.
     for fewer, more in itertools.pairwise(seconds):

@@ -11,7 +11,7 @@ from zeroplay_jax.configuration.machines import CHIPS
 from zeroplay_jax.configuration.planning import SHAPES
 
 NAME = tpu_pages.MODEL
-MODEL = slices_costs.model_of(NAME)
+MODEL = slices_costs.published_model(NAME)
 
 
 @pytest.mark.parametrize('kind', tpu_pages.SLOTS)

@@ -22,8 +22,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from zeroplay_jax.configuration import command_line, fields, rules
-from zeroplay_jax.configuration.check import check_rules
-from zeroplay_jax.configuration.machines import PLANNED_FLAG, check_offered, machine
+from zeroplay_jax.configuration.machines import check_offered, machine
 from zeroplay_jax.configuration.memory import Memory
 from zeroplay_jax.configuration.places import read_policy
 from zeroplay_jax.configuration.planning import (
@@ -36,6 +35,7 @@ from zeroplay_jax.configuration.planning import (
     table,
     too_small,
 )
+from zeroplay_jax.settings.kinds import PROMPT_SETS
 from zeroplay_jax.types import UserError
 
 _CONFIG = config_flags.DEFINE_config_file('config', None, 'The run: a Python file.')
@@ -51,8 +51,8 @@ def main(argv: list[str]) -> None:
         raise UserError(command_line.no_config())
     if not _MACHINE.value:
         raise UserError('--machine is missing; give one such as v5litepod-4, h100x8 or cpu:2')
-    target = machine(_MACHINE.value, PLANNED_FLAG)
-    check_offered(target)
+    target = machine(_MACHINE.value, '--machine')
+    check_offered(target, '--machine')
     if not target.kind:
         raise UserError(
             f'--machine={target.name}: its memory is not known; give one such as v5litepod-8, v6e-8, v5p-16, h100x8, '
@@ -82,9 +82,9 @@ def _check_rules(config: Any, planned: Memory) -> None:
     shaped.update_from_flattened_dict(
         {name: planned.fields[name] for name in fields.leaves(config)}
     )
-    if planned.machine.kind != 'cpu':
-        shaped.cpu_devices = 0
-    check_rules(shaped)
+    if shaped.prompts not in PROMPT_SETS:
+        shaped.prompts = 'full'
+    rules.check(shaped, has_files=False)
     rules.check_shards(shaped, planned.shards, planned.shards // planned.machine.hosts)
 
 

@@ -17,14 +17,11 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from zeroplay_jax.configuration import command_line, fields, planning, rules
-from zeroplay_jax.configuration.machines import CHIPS, GIB, Machine, machine
+from zeroplay_jax.configuration.machines import CHIPS, GIB, Machine, check_offered, machine
 from zeroplay_jax.configuration.memory import ERROR
 from zeroplay_jax.configuration.places import (
-    check_checkpoint,
     check_documents,
-    check_files,
     check_programs,
-    check_retrieval,
     check_tokenizer,
     check_weights,
     fetch_addresses,
@@ -40,14 +37,6 @@ from zeroplay_jax.selfplay.recipe import recipe_class
 from zeroplay_jax.settings.kinds import PACKAGE, PROMPT_SETS, ConfigError, Mistakes, warn
 
 _NAME = 'zeroplay_jax'
-# Rules about what lies on a disk.
-_FILE_RULES = (
-    rules.check_adapters,
-    check_retrieval,
-    rules.check_held_out,
-    check_files,
-    check_checkpoint,
-)
 # Other fields than those of `fields.input_paths` that name files or folders.
 _FOLDER_FIELDS = ('policy.path', 'retrieval.path', 'retrieval.encoder')
 # What absl reads as false.
@@ -213,8 +202,12 @@ def _check_flag(argument: str) -> None:
 
 def _machine(given: Mapping[str, str], mistakes: Mistakes) -> Machine | None:
     """Returns the machine of --on; None without one, or if there is none of this name, which is noted."""
+    if 'on' not in given:
+        return None
     try:
-        return machine(given['on']) if 'on' in given else None
+        target = machine(given['on'])
+        check_offered(target, '--on')
+        return target
     except ConfigError as error:
         mistakes.note(str(error))
         return None
@@ -261,7 +254,7 @@ def _check_config(
     recipe = recipe_class(config.recipe)
     for rule in rules.RULES:
         # It downloads what lies in a bucket.
-        if rule is not fetch_addresses and (has_files or rule not in _FILE_RULES):
+        if rule is not fetch_addresses and (has_files or rule not in rules.FILE_RULES):
             mistakes.of(rule, on_machine, recipe)
     if has_files:
         mistakes.of(check_documents, on_machine, recipe)
@@ -285,30 +278,15 @@ def _check_config(
     return memory
 
 
-def check_rules(config: ConfigDict) -> None:
-    """Refuses a config that cannot run, in one line; reads no files."""
-    recipe = recipe_class(config.recipe)
-    if config.prompts not in PROMPT_SETS:
-        config = config.copy_and_resolve_references()
-        config.prompts = 'full'
-    for rule in rules.RULES:
-        if rule is not fetch_addresses and rule not in _FILE_RULES:
-            rule(config, recipe)
-    if not config.policy.adapters.rank:
-        rules.check_adapters(config, recipe)
-    rules.check_training(config, recipe)
-    rules.check_hops(config, recipe)
-    recipe.check(config)
-
-
 def _fit(config: ConfigDict, target: Machine, kept: planning.Kept) -> list[str]:
     """Gives a config the shapes of a plan and the mesh on a machine, in place; returns the lines about the plan."""
     lines = []
     if config.plan == 'auto':
         if kept.machine or target.kind and planning.knows_policy(config):
             lines = planning.apply(config, target, kept)
-        elif 'mesh.model' not in kept.given:
+        elif 'mesh.replica' not in kept.given:
             # It is planned where the run starts.
+            planning.check_split(config, target, kept.given)
             return []
     planning.resolve_mesh(config, target)
     if config.plan == 'auto':

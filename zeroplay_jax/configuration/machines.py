@@ -58,9 +58,6 @@ _TPUS = {
     'v5litepod': (4, 8, 1),
     'v6e': (4, 8, 1),
 }
-# The flag of zeroplay_jax.plan, for which devices need a name; and what the other one may give.
-PLANNED_FLAG = '--machine'
-_DEVICES_ALONE = ', a number of devices, or HOSTS*DEVICES such as 2*8'
 # Devices of a slice, or GPUs of a host, that are on offer. Those of a v5p are all multiples of a host's.
 _OFFERED = {
     **dict.fromkeys(('v5e', 'v6e'), (1, 4, 8, 16, 32, 64, 128, 256)),
@@ -129,7 +126,7 @@ def machine(name: str, flag: str = '--on') -> Machine:
             proposed = f'; of {kind} there are {", ".join(sizes)}'
         raise ConfigError(
             f'{flag}={name}: no such machine; give an accelerator type such as v5litepod-16 or v5p-32, GPUs of a host '
-            f'such as h100x8, cpu:2{"" if flag == PLANNED_FLAG else _DEVICES_ALONE}{proposed}'
+            f'such as h100x8, several of these such as 2*h100x8, or cpu:2{proposed}'
         )
     if not match[2]:
         return Machine(name, count * size, count, match[3] or match[4] or '')
@@ -144,16 +141,18 @@ def machine(name: str, flag: str = '--on') -> Machine:
     return Machine(name, count * devices, count * hosts, kind if kind in CHIPS else '')
 
 
-def check_offered(target: Machine) -> None:
-    """Refuses, for a plan, a slice of a size that nobody offers and more GPUs than a host has."""
+def check_offered(target: Machine, flag: str) -> None:
+    """Refuses a slice of a size that nobody offers, and more GPUs than a host has; `flag` gave the name."""
     count, _, single = target.name.rpartition('*')
     devices = target.devices // int(count or 1)
-    if devices not in _OFFERED.get(target.kind, (devices,)):
-        of_kind = [name for name in _CATALOG.split() if machine(name).kind == target.kind]
-        raise ConfigError(
-            f'{PLANNED_FLAG}={target.name}: there is no {single}; there are {", ".join(of_kind)}, and several of them '
-            f'such as 2*{of_kind[-1]}'
-        )
+    if devices in _OFFERED.get(target.kind, (devices,)):
+        return
+    if target.kind in GPUS:
+        fix = f'a host has up to 8 GPUs; give several such as 2*{target.kind}x8'
+    else:
+        names = [name for name in _CATALOG.split() if machine(name).kind == target.kind]
+        fix = f'there are {", ".join(names)}, and several of these such as 2*{names[-1]}'
+    raise ConfigError(f'{flag}={target.name}: there is no {single}; {fix}')
 
 
 def here() -> Machine:

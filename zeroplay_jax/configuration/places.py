@@ -16,7 +16,8 @@ from ml_collections import ConfigDict
 from zeroplay_jax.configuration import fields
 from zeroplay_jax.data import files
 from zeroplay_jax.data.builders import question_key
-from zeroplay_jax.policy.adapter_config import base_folder, is_adapter
+from zeroplay_jax.policy import adapter_config
+from zeroplay_jax.policy.adapter_config import base_folder, holds_other_weights, is_adapter
 from zeroplay_jax.retrieval import downloads
 from zeroplay_jax.retrieval.command import similar_path
 from zeroplay_jax.retrieval.types import short
@@ -32,7 +33,7 @@ from zeroplay_jax.settings.kinds import (
     prompts_name,
     warn,
 )
-from zeroplay_jax.settings.schema import Config
+from zeroplay_jax.settings.schema import ALL_LINEARS, Config
 from zeroplay_jax.tools.mcp_servers import check_program, read_servers
 from zeroplay_jax.types import UserError
 
@@ -187,6 +188,57 @@ def check_checkpoint(config: ConfigDict, recipe: type[Recipe]) -> None:
     missing = [pattern for pattern in needed if not any(folder.glob(pattern))]
     if missing:
         fail('policy.path', path_text, f'the folder has no {", ".join(missing)}', fix)
+
+
+def check_adapter_folders(config: ConfigDict, recipe: type[Recipe]) -> None:
+    """Refuses folders of adapters that do not fit the settings."""
+    if not config.policy.adapters.rank:
+        return
+    for role in trained_roles(config):
+        if config[role].adapter:
+            _check_adapter(config, role, config[role].adapter)
+
+
+def _check_adapter(config: ConfigDict, role: str, folder: str) -> None:
+    """Raises ConfigError unless the adapter in a folder has the rank, alpha and layers of the config."""
+    settings = config.policy.adapters
+    try:
+        stored = adapter_config.read(folder)
+    except UserError as error:
+        raise ConfigError(f'config.{role}.adapter: {error}') from None
+    for linear in stored.linears:
+        if linear not in ALL_LINEARS:
+            problem = f'it adapts {linear}'
+            fix = f'train an adapter of some of {", ".join(ALL_LINEARS)}'
+            fail(f'{role}.adapter', folder, problem, fix)
+    pairs = (
+        ('rank', settings.rank, stored.rank),
+        ('alpha', settings.alpha, stored.alpha),
+        ('linears', tuple(sorted(settings.linears)), stored.linears),
+    )
+    for name, value, stored_value in pairs:
+        if value != stored_value:
+            problem = f'the adapter of {role}.adapter={folder} has {stored_value}'
+            fail(f'policy.adapters.{name}', value, problem, f'give {stored_value}')
+    _check_base(config, role, stored.base)
+
+
+def _check_base(config: ConfigDict, role: str, stored_base: pathlib.Path) -> None:
+    """Raises ConfigError if the adapter of a role was trained over other weights than those of the run."""
+    base = pathlib.Path(config.policy.path or BUILT_IN_CHECKPOINT)
+    folder = config[role].adapter
+    if not base.is_dir():
+        # On the Hub or in a bucket, or refused by another rule.
+        return
+    if not stored_base.is_dir():
+        print(
+            f'warning: the adapter of config.{role}.adapter={folder} was trained over {stored_base}, which is not '
+            f'here; it is used over {base}',
+            file=sys.stderr,
+        )
+    elif holds_other_weights(stored_base, base):
+        problem = f'its adapter was trained over the weights in {stored_base}'
+        fail(f'{role}.adapter', folder, problem, 'set policy.path to that folder')
 
 
 def read_policy(config: ConfigDict | Config, **computation: Any) -> tuple[ModelConfig, str]:

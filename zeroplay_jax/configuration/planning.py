@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import pathlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
@@ -131,11 +131,12 @@ def choose(
     if 'mesh.replica' in given:
         config = config.copy_and_resolve_references()
         resolve_mesh(config, target)
-    elif 'mesh.model' in given:
-        _check_split(config.mesh.model, target)
+    check_split(config, target, given)
     sizes, roles, values = sizes_of(policy_of(config)), roles_of(config), leaves(config)
     if target.kind == 'cpu':
-        return memory_of(sizes, roles, values | _on_cpu(values, target), target)
+        return memory_of(sizes, roles, values | _on_cpu(values, target, given), target)
+    # The number of devices is the machine's.
+    values['cpu_devices'] = 1
     limit = min((1 - ERROR) * CHIPS[target.kind].memory, below)
     kept = {name: values[name] for name in given}
     placements = list(_placements(sizes, roles, values, target, kept))
@@ -150,10 +151,13 @@ def choose(
     return None
 
 
-def _on_cpu(values: dict[str, Any], target: Machine) -> dict[str, Any]:
+def _on_cpu(values: dict[str, Any], target: Machine, given: Collection[str]) -> dict[str, Any]:
     """Returns the fields on a CPU: a device per core, and slots whose used positions alone are read."""
     devices = target.devices
-    chosen: dict[str, Any] = {'mesh.replica': devices, 'mesh.fsdp': 1, 'mesh.model': 1}
+    split = values['mesh.model'] if 'mesh.model' in given else 1
+    chosen: dict[str, Any] = {'mesh.replica': devices // split, 'mesh.fsdp': 1, 'mesh.model': split}
+    if 'mesh.replica' in given:
+        chosen |= {name: values[name] for name in _MESH}
     # Where rows of bfloat16 are few, XLA multiplies in float32, and keeps a copy of all weights for it during a call.
     chosen['policy.dtype'] = 'float32'
     # Only a loop keeps the backward pass from reading what the first pass computed: XLA's CPU backend merges both.
@@ -375,10 +379,25 @@ def forget(config: ConfigDict, planned_for: str) -> None:
 def too_small(config: Any, target: Machine, given: Collection[str] = ()) -> str:
     """Returns the text about a machine for which nothing can be chosen; `given` as of `choose`."""
     what = f'{target.name}: too small for {policy_of(config)} and the roles of this config'
+    # A plan rematerialises in any case.
     shapes = [name for name in RESHAPED if name in given and name != 'policy.remat']
     if shapes:
         what += f' with {", ".join(shapes)} as given'
+    axes = [name for name in _MESH if name in given]
+    if axes and _fits(config, target, given):
+        return f'{what}; leave out {", ".join(axes)}: then it is large enough'
     return f'{what}; {cheapest(config, target, given)}'
+
+
+def _fits(config: Any, target: Machine, given: Collection[str]) -> bool:
+    """Returns whether a machine fits with a mesh that is chosen anew, which divides what else is given."""
+    planned = choose(config, target, frozenset(given) - {*_MESH})
+    if planned is None:
+        return False
+    shards = planned.shards
+    of_host = shards // target.hosts
+    parts = {'micro.rows': shards, 'sampler.slots': of_host, 'sampler.pages': of_host}
+    return not any(planned.fields[name] % count for name, count in parts.items())
 
 
 def resolve_mesh(config: ConfigDict, target: Machine) -> None:
@@ -408,10 +427,11 @@ def resolve_mesh(config: ConfigDict, target: Machine) -> None:
     rules.check_replicas(config, target.hosts)
 
 
-def _check_split(split: int, target: Machine) -> None:
-    """Refuses a size of the axis 'model' that does not divide the devices of a host, on which a replica lies."""
+def check_split(config: ConfigDict, target: Machine, given: Collection[str]) -> None:
+    """Refuses a given size of the axis 'model' that does not divide the devices of a host, on which a replica lies."""
     per_host = target.devices // target.hosts
-    if per_host % split:
+    split = config.mesh.model
+    if 'mesh.model' in given and per_host % split:
         raise ConfigError(
             f'config.mesh.model={split}: does not divide the {per_host} devices of a host of {target.name}; give a '
             f'divisor of {per_host}'
@@ -481,20 +501,14 @@ def cheapest(config: Any, target: Machine, given: Collection[str] = ()) -> str:
     Args:
       given: as of `choose`; a mesh is chosen anew.
     """
-    kept = frozenset(given) - {*_MESH}
-    fitting = [choice for choice in catalog() if choose(config, choice, kept)]
-    texts = []
-    named = set()
-
-    def add(what: str, choices: list[Machine]) -> None:
-        if choices and choices[0] not in named:
-            named.add(choices[0])
-            texts.append(f'{what}: {choices[0].name} (about ${choices[0].dollars:.2f} an hour)')
-
-    add('the cheapest per hour that fits', fitting)
-    add(f'the smallest {target.kind}', [choice for choice in fitting if choice.kind == target.kind])
+    fitting = [choice for choice in catalog() if _fits(config, choice, given)]
+    of_kind = [choice for choice in fitting if choice.kind == target.kind]
+    advice = [
+        ('the cheapest per hour that fits', fitting),
+        (f'the smallest {target.kind}', of_kind),
+    ]
     cheaper = [other for other in catalog() if not fitting or other.dollars < fitting[0].dollars]
-    is_enough = choose(config, target, kept) is not None
+    is_enough = _fits(config, target, given)
     changed = config.copy_and_resolve_references()
     flags = ''
     for name, value in _CHANGES:
@@ -504,8 +518,18 @@ def cheapest(config: Any, target: Machine, given: Collection[str] = ()) -> str:
         flags += f' --config.{name}={value}'
         if name == 'policy.adapters.rank' and sizes_of(policy_of(config)).experts:
             flags += ' ' + _LINEARS_BESIDE_EXPERTS
-        if not is_enough and choose(changed, target, kept):
+        if not is_enough and _fits(changed, target, given):
             is_enough = True
-            texts.append(f'{target.name} fits with{flags}')
-        add(f'with{flags}', [choice for choice in cheaper if choose(changed, choice, kept)])
-    return '; '.join(texts) or 'no machine that is known fits'
+            advice.append((f'large enough with{flags}', [target]))
+        enough = (choice for choice in cheaper if _fits(changed, choice, given))
+        advice.append((f'the cheapest with{flags}', list(itertools.islice(enough, 1))))
+    return _advice_text(advice)
+
+
+def _advice_text(advice: Iterable[tuple[str, Sequence[Machine]]]) -> str:
+    """Returns pairs of a text and machines, of which the first is named, as one; a machine is named once."""
+    texts = {}
+    for what, choices in advice:
+        for choice in choices[:1]:
+            texts.setdefault(choice, f'{what}: {choice.name} (about ${choice.dollars:.2f} an hour)')
+    return '; '.join(texts.values()) or 'no machine that is known fits'

@@ -10,13 +10,13 @@ import importlib.util
 import math
 import pathlib
 import re
-import sys
 from collections.abc import Callable
 
 from ml_collections import ConfigDict
 
 from zeroplay_jax.configuration import fields
 from zeroplay_jax.configuration.places import (
+    check_adapter_folders,
     check_addresses,
     check_checkpoint,
     check_documents,
@@ -27,28 +27,24 @@ from zeroplay_jax.configuration.places import (
 from zeroplay_jax.mini import world
 from zeroplay_jax.objectives import rewards
 from zeroplay_jax.objectives.registry import BUILT_IN_LOSSES, LossProperties
-from zeroplay_jax.policy import adapter_config
-from zeroplay_jax.policy.adapter_config import holds_other_weights
 from zeroplay_jax.retrieval.command import similar_path
 from zeroplay_jax.rollout.prompts import select
 from zeroplay_jax.selfplay.recipe import INITIAL_WEIGHTS, Recipe, recipe_class, trained_roles
 from zeroplay_jax.settings.kinds import (
-    BUILT_IN_CHECKPOINT,
     ConfigError,
     Section,
     fail,
     prompts_text,
 )
 from zeroplay_jax.settings.rollouts import SamplerConfig, written_tokens
-from zeroplay_jax.settings.schema import ALL_LINEARS, Adapters, Config, ValueNetwork, reaches
+from zeroplay_jax.settings.schema import Adapters, Config, ValueNetwork, reaches
 from zeroplay_jax.tools.registry import check_name as check_tool_name
-from zeroplay_jax.types import UserError
 
 # ---- adapters (policy.adapters) --------------------------------------------------------------------
 
 
 def check_adapters(config: ConfigDict, recipe: type[Recipe]) -> None:
-    """Refuses settings of adapters without a rank, and folders that do not fit the settings."""
+    """Refuses settings of adapters without a rank, and several adapters of shared weights."""
     settings = config.policy.adapters
     trained = trained_roles(config)
     folders = {role: config[role].adapter for role in trained if config[role].adapter}
@@ -64,50 +60,6 @@ def check_adapters(config: ConfigDict, recipe: type[Recipe]) -> None:
         role = next(iter(folders))
         problem = 'the roles share their weights (weights=shared)'
         fail(f'{role}.adapter', folders[role], problem, 'give all of them the same folder')
-    for role, folder in folders.items():
-        _check_folder(config, role, folder)
-
-
-def _check_folder(config: ConfigDict, role: str, folder: str) -> None:
-    """Raises ConfigError unless the adapter in a folder has the rank, alpha and layers of the config."""
-    settings = config.policy.adapters
-    try:
-        stored = adapter_config.read(folder)
-    except UserError as error:
-        raise ConfigError(f'config.{role}.adapter: {error}') from None
-    for linear in stored.linears:
-        if linear not in ALL_LINEARS:
-            problem = f'it adapts {linear}'
-            fix = f'train an adapter of some of {", ".join(ALL_LINEARS)}'
-            fail(f'{role}.adapter', folder, problem, fix)
-    pairs = (
-        ('rank', settings.rank, stored.rank),
-        ('alpha', settings.alpha, stored.alpha),
-        ('linears', tuple(sorted(settings.linears)), stored.linears),
-    )
-    for name, value, stored_value in pairs:
-        if value != stored_value:
-            problem = f'the adapter of {role}.adapter={folder} has {stored_value}'
-            fail(f'policy.adapters.{name}', value, problem, f'give {stored_value}')
-    _check_base(config, role, stored.base)
-
-
-def _check_base(config: ConfigDict, role: str, stored_base: pathlib.Path) -> None:
-    """Raises ConfigError if the adapter of a role was trained over other weights than those of the run."""
-    base = pathlib.Path(config.policy.path or BUILT_IN_CHECKPOINT)
-    folder = config[role].adapter
-    if not base.is_dir():
-        # On the Hub or in a bucket, or refused by another rule.
-        return
-    if not stored_base.is_dir():
-        print(
-            f'warning: the adapter of config.{role}.adapter={folder} was trained over {stored_base}, which is not '
-            f'here; it is used over {base}',
-            file=sys.stderr,
-        )
-    elif holds_other_weights(stored_base, base):
-        problem = f'its adapter was trained over the weights in {stored_base}'
-        fail(f'{role}.adapter', folder, problem, 'set policy.path to that folder')
 
 
 # ---- rollouts of the next step (rollout.ahead) -----------------------------------------------------
@@ -303,7 +255,12 @@ def imported_loss(name: str) -> LossProperties:
 # ---- all rules -------------------------------------------------------------------------------------
 
 
-def check(config: ConfigDict, has_evaluation: bool = True, is_training: bool = True) -> None:
+def check(
+    config: ConfigDict,
+    has_evaluation: bool = True,
+    is_training: bool = True,
+    has_files: bool = True,
+) -> None:
     """Refuses a config that cannot run. Checks that files exist, without reading them.
 
     Args:
@@ -311,6 +268,7 @@ def check(config: ConfigDict, has_evaluation: bool = True, is_training: bool = T
       has_evaluation: whether the command evaluates on the questions of the config; a corpus other than the miniature
         worlds then needs `eval.file`.
       is_training: whether the command trains, for which a recipe may need documents.
+      has_files: whether the files are on this machine; without them FILE_RULES are left out.
 
     Raises:
       ConfigError: one line; the first problem.
@@ -320,11 +278,13 @@ def check(config: ConfigDict, has_evaluation: bool = True, is_training: bool = T
     fields.check_values(config)
     recipe = recipe_class(config.recipe)
     for rule in RULES:
-        rule(config, recipe)
+        if has_files or rule not in FILE_RULES:
+            rule(config, recipe)
     if is_training:
         check_training(config, recipe)
         check_hops(config, recipe)
-        check_documents(config, recipe)
+        if has_files:
+            check_documents(config, recipe)
     recipe.check(config)
     if has_evaluation:
         check_evaluation(config)
@@ -688,9 +648,19 @@ RULES: tuple[Rule, ...] = (
     fetch_addresses,
     _check_roles,
     check_adapters,
+    check_adapter_folders,
     check_retrieval,
     check_held_out,
     check_addresses,
+    check_files,
+    check_checkpoint,
+)
+# Those about what lies on a disk or in a bucket.
+FILE_RULES: tuple[Rule, ...] = (
+    fetch_addresses,
+    check_adapter_folders,
+    check_retrieval,
+    check_held_out,
     check_files,
     check_checkpoint,
 )
