@@ -1,5 +1,7 @@
 """Programs for TPU slices: what is counted, and one real compile for a slice where libtpu is installed."""
 
+import itertools
+
 import jax
 import pytest
 import slice_compiler
@@ -81,7 +83,13 @@ def test_the_table_of_whole_weights_is_complete():
     rows = [row for row in aot_cases.stored_rows() if not row['rank']]
     assert len(aot.table(rows).split('\n')) == 2 + len(rows)
     compiled = {(row['model'], row['machine'], row['program']) for row in rows}
-    assert (
-        len(compiled) == len(rows) == 3 * len(tpu_shapes.WHOLE_MODELS) * len(tpu_shapes.TOPOLOGIES)
-    )
-    assert all(row['fits'] for row in rows)
+    assert len(compiled) == len(rows)
+    fits = {}
+    for row in rows:
+        fits.setdefault((row['model'], row['machine']), {})[row['program']] = row['fits']
+    assert fits.keys() == {*itertools.product(tpu_shapes.WHOLE_MODELS, tpu_shapes.TOPOLOGIES)}
+    for case, programs in fits.items():
+        # A sampler's programs end with the first that does not fit.
+        is_large = case in (('olmo-3-7b', 'v5e:4x4'), ('olmo-3-7b', 'v5e:8x8'))
+        whole = dict(extend=True, decode=True, update=True)
+        assert programs == (dict(extend=False, update=True) if is_large else whole), case
