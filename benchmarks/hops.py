@@ -78,14 +78,14 @@ _CREDIT = (
     'solver.dual_clip=0',
 )
 
-# One or two facts at a time. Four attempts per document, because every part has to be confirmed, and the answers of
-# all but the last need documents of their own.
-_OF_FOUR_ATTEMPTS = (
+# Four attempts per document, because the solver confirms every question.
+_CONFIRMED = (
     'proposer.train_iterations=0',
     'schedule.hop_ratio=(0,1,2,2)',
     'pool.samples=4',
 )
-_COMPOSED = ('recipe=examples.composing.recipe', *_OF_FOUR_ATTEMPTS)
+# One or two facts at a time; the answers of all parts but the last need documents of their own.
+_COMPOSED = ('recipe=examples.composing.recipe', *_CONFIRMED)
 
 ARMS = {
     'selfplay': Arm('self-play (Dr. Zero)'),
@@ -138,7 +138,7 @@ ARMS = {
     'confirmed': Arm(
         'questions of two to four hops asked for at once, the solver agrees; proposer not trained',
         # As many questions of each length and attempts as `composed`, confirmed as a whole.
-        (*_OF_FOUR_ATTEMPTS, 'pool.measure=1', 'pool.window=(1.0,1.0)'),
+        (*_CONFIRMED, 'pool.measure=1', 'pool.window=(1.0,1.0)'),
         'composing is needed: .34 or less with four hops (below the lowest seed of composed)',
         'confirming is enough: .40 or more',
     ),

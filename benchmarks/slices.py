@@ -9,12 +9,13 @@ simulated and what is assumed. `zeroplay_jax.plan` plays the workload of a confi
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from benchmarks import command, slices_costs, slices_workload, tpu_pages
 from benchmarks.slices_costs import MachineCosts, Settings
 from benchmarks.slices_play import bound, play
-from benchmarks.slices_workload import Unit, Workload
+from benchmarks.slices_workload import Part, Workload
 from benchmarks.tpu_shapes import CHIPS_OF_HOST
 from zeroplay_jax.configuration.memory import Memory
 from zeroplay_jax.runtime.disk import write_text
@@ -90,12 +91,12 @@ def rates(machine: Machine) -> tuple[float, float]:
     return written / play(*arguments, SEED), written / bound(*arguments)
 
 
-def unit_seconds(
-    machine: MachineCosts, settings: Settings, workload: Workload, unit: Unit
+def run_seconds(
+    machine: MachineCosts, settings: Settings, workload: Workload, parts: Sequence[Part]
 ) -> float:
-    """Returns the seconds of a unit's rollouts, of its updates and of its exchange."""
+    """Returns the seconds of the rollouts of parts, of their updates and of their exchange."""
     total = trained = scored = rollouts = 0.0
-    for part in unit.parts:
+    for part in parts:
         part_workload = slices_workload.part_workload(workload, part)
         steps = [part_workload.draw(SEED)]
         # A part's turns may be longer than the config's.
@@ -120,7 +121,7 @@ def time_of_plan(config: Any, policy: str, planned: Memory) -> str:
         return f'time: not simulated for recipe {config.recipe}'
     model = slices_costs.model_of(policy)
     machine = slices_costs.of_plan(planned, model)
-    workload, unit = slices_workload.from_config(config, Workload().latency)
+    workload, parts = slices_workload.from_config(config, Workload().latency)
     sampler = planned.sampler
     shards = planned.shards // machine.hosts
     settings = Settings(
@@ -148,20 +149,19 @@ def time_of_plan(config: Any, policy: str, planned: Memory) -> str:
     rate = slices_workload.tokens(steps[0])[1] / play(machine, settings, steps, played, 0, SEED)
     lengths = f'{workload.prompt} prompt tokens, turns of {workload.written} written and {workload.observed[1]} read'
     line = f'time, simulated: {rate:,.0f} generated tokens/s in rollouts ({lengths}), '
-    if unit is None:
+    if parts is None:
         line += f'no hours: not simulated for recipe {config.recipe}'
     else:
-        parts = []
-        for part in unit.parts:
+        shorter = []
+        for part in parts:
             groups = max(min(part.groups, most // part.samples), 1)
             repeat = part.repeat * part.groups / groups
-            parts.append(dataclasses.replace(part, groups=groups, repeat=repeat))
-        shorter = dataclasses.replace(unit, parts=tuple(parts))
-        count = config.schedule.iterations * config.solver.steps
-        hours = unit_seconds(machine, settings, workload, shorter) * count / 3600
+            shorter.append(dataclasses.replace(part, groups=groups, repeat=repeat))
+        hours = run_seconds(machine, settings, workload, shorter) / 3600
         digits = 0 if hours >= 10 else 1
         price = hours * planned.machine.dollars
-        line += f'{hours:.{digits}f} hours (about ${price:.0f}) for {count} times {unit.name}'
+        solver_steps = config.schedule.iterations * config.solver.steps
+        line += f'{hours:.{digits}f} hours (about ${price:.0f}) for {solver_steps} solver steps'
     source = 'peak rates'
     if planned.machine.kind in tpu_pages.SLOTS:
         source = "the compiler's estimates"

@@ -92,11 +92,11 @@ def tokens(groups: list[Group]) -> tuple[int, int, int]:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Rollouts of a training step that are played together.
+    """Rollouts of a run that are alike; parts are played one after the other.
 
     Attributes:
       name: what they are.
-      groups, samples: their numbers.
+      groups, samples: their numbers in one play.
       prompt, written: mean tokens of prompt and turn; None for those of the config.
       turns: number of turns; None for the config's distribution.
       trained: whether the step's update reads them.
@@ -118,89 +118,80 @@ class Part:
     repeat: float = 1
 
 
-@dataclasses.dataclass(frozen=True)
-class Unit:
-    """Steps that a recipe repeats.
-
-    Attributes:
-      name: what is repeated, as often as the solver has steps in a run.
-      parts: its rollouts. Parts are played one after the other.
-    """
-
-    name: str
-    parts: tuple[Part, ...]
-
-
 def _self_play(config: Any) -> tuple[Part, ...]:
     """Proposals with attempts, the generation of questions, and answers."""
     proposer, pool, solver = config.proposer, config.pool, config.solver
     iterations = config.schedule.iterations
     trained = proposer.train_iterations if proposer.train_iterations >= 0 else iterations
-    # Of each step of the solver.
-    updates = proposer.steps * min(trained, iterations) / (solver.steps * iterations)
-    documents = solver.batch
-    if pool.batches:
-        documents = math.ceil(pool.batch * pool.batches / solver.steps)
+    proposer_steps = proposer.steps * min(trained, iterations)
+    solver_steps = solver.steps * iterations
     proposals = proposer.batch * proposer.samples
+    documents, generations = solver.batch, solver_steps
+    if pool.batches:
+        documents, generations = pool.batch, pool.batches * iterations
     # A teacher reads 2,048 tokens in place of a prompt of 512.
     has_teacher = bool(solver.get('distill_top_k'))
-    return (
-        Part('proposals', proposer.batch, proposer.samples, trained=True, repeat=updates),
-        Part('attempts', proposals, config.reward.solves, repeat=updates),
-        Part('question generation', documents, pool.samples),
-        Part(
-            'answers',
-            solver.batch,
-            solver.samples,
-            trained=True,
-            scored=float(has_teacher),
-            extra_scored=1536 * has_teacher,
-        ),
-    )
+    answers = Part('answers', solver.batch, solver.samples, repeat=solver_steps, trained=True)
+    if has_teacher:
+        answers = dataclasses.replace(answers, scored=1.0, extra_scored=1536)
+    parts = [
+        Part('proposals', proposer.batch, proposer.samples, repeat=proposer_steps, trained=True),
+        Part('attempts', proposals, config.reward.solves, repeat=proposer_steps),
+        Part('question generation', documents, pool.samples, repeat=generations),
+        answers,
+    ]
+    if pool.measure:
+        parts.append(Part('solve rates', documents, pool.measure, repeat=generations))
+    return tuple(parts)
 
 
 def _ssp(config: Any) -> tuple[Part, ...]:
     """Proposals, each with a check, and answers."""
     proposer, solver = config.proposer, config.solver
+    steps = solver.steps * config.schedule.iterations
     checks = proposer.batch * proposer.samples
     return (
-        Part('proposals', proposer.batch, proposer.samples, trained=True),
-        Part('checks', checks, 1, prompt=5632, written=256, turns=1),
-        Part('answers', solver.batch, solver.samples, trained=True, scored=1.0),
+        Part('proposals', proposer.batch, proposer.samples, repeat=steps, trained=True),
+        Part('checks', checks, 1, repeat=steps, prompt=5632, written=256, turns=1),
+        Part('answers', solver.batch, solver.samples, repeat=steps, trained=True, scored=1.0),
     )
 
 
 def _dspo(config: Any) -> tuple[Part, ...]:
     """Answers; the filter keeps half of the questions, so that twice as many are sampled."""
     batch, samples = config.solver.batch, config.solver.samples
-    parts = [Part('answers', batch, samples, trained=True, scored=1.0)]
+    steps = config.solver.steps * config.schedule.iterations
+    parts = [Part('answers', batch, samples, repeat=steps, trained=True, scored=1.0)]
     if config.solver.filter_groups:
-        parts.append(Part('answers, dropped by the filter', batch, samples))
+        parts.append(Part('answers, dropped by the filter', batch, samples, repeat=steps))
     return tuple(parts)
 
 
 def _hint(config: Any) -> tuple[Part, ...]:
     """Hints and answers; `log_probs` reads the answer, 8 tokens, behind question and hint, and once without a hint."""
-    batch = config.solver.batch
-    samples = config.hinter.samples
+    solver = config.solver
+    steps = solver.steps * config.schedule.iterations
+    hints = Part('hints', solver.batch, config.hinter.samples, repeat=steps, turns=1, trained=True)
     return (
-        Part('hints', batch, samples, turns=1, trained=True, scored=1.0, extra_scored=138),
-        Part('answers', batch, config.solver.samples, trained=True),
+        dataclasses.replace(hints, scored=1.0, extra_scored=138),
+        Part('answers', solver.batch, solver.samples, repeat=steps, trained=True),
     )
 
 
-# Recipe → what is sampled and trained as often as the solver has steps: its name, and a function of the config.
-UNITS: dict[str, tuple[str, Callable[[Any], tuple[Part, ...]]]] = {
-    'drzero': ('a step of each kind', _self_play),
-    'piplay': ('a step of each kind', _self_play),
-    'ssp': ('a step', _ssp),
-    'dspo': ('a step', _dspo),
-    'examples.hint.recipe': ('a step', _hint),
+# Recipe → what a run with a config of it samples and trains.
+RUNS: dict[str, Callable[[Any], tuple[Part, ...]]] = {
+    'drzero': _self_play,
+    'piplay': _self_play,
+    'ssp': _ssp,
+    'dspo': _dspo,
+    'examples.hint.recipe': _hint,
 }
 
 
-def from_config(config: Any, latency: tuple[float, float]) -> tuple[Workload, Unit | None]:
-    """Returns the workload of a config: of one solver step, and the unit of its recipe if that is known.
+def from_config(
+    config: Any, latency: tuple[float, float]
+) -> tuple[Workload, tuple[Part, ...] | None]:
+    """Returns the workload of one solver step of a config, and all rollouts of its run; None where they are not known.
 
     A prompt has 512 tokens, or fewer if `rollout.prompt_tokens` is below that; a turn writes half of
     `rollout.turn_tokens`; observations are full.
@@ -217,10 +208,8 @@ def from_config(config: Any, latency: tuple[float, float]) -> tuple[Workload, Un
         turn_tokens=rollout.turn_tokens,
         latency=latency,
     )
-    if config.recipe not in UNITS:
-        return workload, None
-    name, parts = UNITS[config.recipe]
-    return workload, Unit(name, parts(config))
+    parts = RUNS[config.recipe](config) if config.recipe in RUNS else None
+    return workload, parts
 
 
 def part_workload(workload: Workload, part: Part) -> Workload:

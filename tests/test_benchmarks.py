@@ -136,9 +136,9 @@ def test_the_page_has_the_figures_of_the_stored_runs():
 
     for row in (
         f'| self-play | {means("selfplay")} | {means("long")} |',
-        f"as long as self-play's | {means('supervised_same')} | | |",
+        f'lengths of self-play | {means("supervised_same")} | | |',
         f'proposer frozen | {means("composed")} | {means("composed_long")} |',
-        f'as long as those | | | {means("supervised_composed")} |',
+        f'lengths of composing | | | {means("supervised_composed")} |',
     ):
         assert row in readme
 

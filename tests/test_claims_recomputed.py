@@ -241,7 +241,7 @@ def test_the_pages_lead_with_these_verdicts():
     assert f'{registered}, {other_ending}' in PAGE
     readme = (
         'of 33 claims {} hold after correction for their number, {} differ little, three of these near the ceiling, {} '
-        'are undecided and none is reversed; {} hold by the measures registered before'
+        'are undecided and none is reversed; {} hold by the registered measures'
     )
     counts = re.findall(r'\d+', f'{start} {ending} {registered}')
     assert readme.format(*counts) in ' '.join((ROOT / 'README.md').read_text().split())

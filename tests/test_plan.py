@@ -349,7 +349,7 @@ def test_the_flags_are_all_of_standard_output():
     assert all(word.startswith('--config.') for word in line.split())
     for text in ('GiB per device', 'generated tokens/s', 'none from a run', 'cheapest per hour'):
         assert text in result.stderr
-    assert re.search(r'[.\d]+ hours \(about .* for 200 times a step', result.stderr)
+    assert re.search(r'[.\d]+ hours \(about .* for 200 solver steps', result.stderr)
 
 
 def test_hours_are_those_of_the_sizes_in_the_folder(tmp_path):
@@ -363,7 +363,7 @@ def test_hours_are_those_of_the_sizes_in_the_folder(tmp_path):
         (folder / 'config.json').write_text(json.dumps(tpu_shapes.MODELS[model]))
         memory = choose(config, machine('h100x1'), ['sampler.slots'])
         line = slices.time_of_plan(config, str(folder), memory)
-        return float(re.search(r'([\d.]+) hours .* for \d+ times', line)[1])
+        return float(re.search(r'([\d.]+) hours .* for \d+ solver steps', line)[1])
 
     large, small = hours('qwen2.5-7b'), hours('qwen2.5-1.5b')
     assert small < large / 2

@@ -9,7 +9,7 @@ import pytest
 from benchmarks import slices, slices_costs, slices_play, slices_workload, tpu_pages
 from benchmarks.slices_costs import Settings
 from benchmarks.slices_engines import Engine, Episode, Group
-from benchmarks.slices_workload import Part, Unit, Workload
+from benchmarks.slices_workload import Part, Workload
 from benchmarks.tpu_estimates import Program
 
 SMALL = Workload(groups=8, samples=3)
@@ -155,14 +155,13 @@ def test_lengths_of_the_workload_are_those_of_the_measured_one():
     assert slices_workload.tokens([Group(10, (Episode(((3, 4), (5, 9))),) * 2)]) == (20, 16, 8)
 
 
-def test_a_unit_takes_the_seconds_of_its_parts():
+def test_a_run_takes_the_seconds_of_its_parts():
     part = Part('answers', groups=2, samples=3, trained=True, scored=2.0, repeat=5)
     other = dataclasses.replace(part, trained=False, turns=1, repeat=1)
     costs, settings = machine(hosts=2), SETTINGS['pages']
 
     def seconds(*parts):
-        unit = Unit('steps', parts)
-        return slices.unit_seconds(costs, settings, SMALL, unit)
+        return slices.run_seconds(costs, settings, SMALL, parts)
 
     workload = dataclasses.replace(SMALL, groups=2, samples=3)
     steps = [workload.draw(slices.SEED)]

@@ -142,7 +142,7 @@ def machine(name: str, flag: str = '--on') -> Machine:
 
 
 def check_offered(target: Machine, flag: str) -> None:
-    """Refuses a slice of a size that nobody offers, and more GPUs than a host has; `flag` gave the name."""
+    """Refuses slices of sizes that are not on offer, and more GPUs than a host has; `flag` gave the name."""
     count, _, single = target.name.rpartition('*')
     devices = target.devices // int(count or 1)
     if devices in _OFFERED.get(target.kind, (devices,)):

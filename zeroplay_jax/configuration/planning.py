@@ -390,7 +390,7 @@ def too_small(config: Any, target: Machine, given: Collection[str] = ()) -> str:
 
 
 def _fits(config: Any, target: Machine, given: Collection[str]) -> bool:
-    """Returns whether a machine fits with a mesh that is chosen anew, which divides what else is given."""
+    """Returns whether a run fits with a mesh that the plan chooses, and given rows, slots and pages can be split over it."""
     planned = choose(config, target, frozenset(given) - {*_MESH})
     if planned is None:
         return False
@@ -527,7 +527,7 @@ def cheapest(config: Any, target: Machine, given: Collection[str] = ()) -> str:
 
 
 def _advice_text(advice: Iterable[tuple[str, Sequence[Machine]]]) -> str:
-    """Returns pairs of a text and machines, of which the first is named, as one; a machine is named once."""
+    """Returns a line with the first machine of each pair behind its text; no machine is named twice."""
     texts = {}
     for what, choices in advice:
         for choice in choices[:1]:
