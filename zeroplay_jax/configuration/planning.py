@@ -390,7 +390,7 @@ def too_small(config: Any, target: Machine, given: Collection[str] = ()) -> str:
 
 
 def _fits(config: Any, target: Machine, given: Collection[str]) -> bool:
-    """Returns whether a run fits with a mesh that the plan chooses, and given rows, slots and pages can be split over it."""
+    """Returns whether a run fits with a mesh of the plan that can split the given rows, slots and pages."""
     planned = choose(config, target, frozenset(given) - {*_MESH})
     if planned is None:
         return False
