@@ -142,6 +142,22 @@ ARMS = {
         'composing is needed: .34 or less with four hops (below the lowest seed of composed)',
         'confirming is enough: .40 or more',
     ),
+    'one_hop': Arm(
+        'questions of one hop asked for, six iterations',
+        ('schedule.hop_ratio=(1,)', 'schedule.iterations=6', _CURVE),
+        'a trained proposer asks harder questions than it is asked for: .10 or more above the frozen one with two '
+        'or with three hops',
+        'at most .03 above it with both',
+    ),
+    'one_hop_frozen': Arm(
+        'the same, proposer not trained',
+        (
+            'schedule.hop_ratio=(1,)',
+            'schedule.iterations=6',
+            _CURVE,
+            'proposer.train_iterations=0',
+        ),
+    ),
     'supervised_two': Arm(
         'given questions of one and two hops, no proposer',
         (*_SUPERVISED, 'schedule.hop_ratio=(1,1)'),
