@@ -1,29 +1,191 @@
 """Commands in processes that fork from one with the libraries loaded, which takes a tenth of a new one's time."""
 
+import atexit
+import ctypes
 import gc
 import importlib
 import json
 import os
 import pathlib
 import runpy
+import socket
+import subprocess
 import sys
-import tempfile
+import threading
+import warnings
 
-from python_process import ROOT, run_python
-
-LIBRARIES = ('zeroplay_jax.evaluation.agent', 'zeroplay_jax.evaluation.report_builder')
-LIBRARIES += ('zeroplay_jax.configuration.command_line', 'zeroplay_jax.data.builders')
-LIBRARIES += ('benchmarks.slices_play', 'benchmarks.tpu_programs', 'benchmarks.claims_runs')
+ROOT = pathlib.Path(__file__).parents[1]
+LIBRARIES = """
+    zeroplay_jax.training.loop zeroplay_jax.evaluation.agent zeroplay_jax.evaluation.report_builder
+    zeroplay_jax.configuration.command_line zeroplay_jax.data.builders orbax.checkpoint
+    benchmarks.slices_play benchmarks.tpu_programs benchmarks.claims_runs
+""".split()
+# Variables that no library reads while it is imported.
+READ_LATER = {
+    'XLA_FLAGS',
+    'PYTEST_ADDOPTS',
+    'PYTEST_CURRENT_TEST',
+    'PYTHONPATH',
+    'TERM',
+    'NO_COLOR',
+}
+PR_SET_CHILD_SUBREAPER = 36
 
 
 def load_libraries():
     """Loads what many commands import; collections of garbage in their processes pass over it."""
-    for name in LIBRARIES:
-        importlib.import_module(name)
     from zeroplay_jax.configuration import fields
 
+    for name in LIBRARIES:
+        importlib.import_module(name)
     fields.fields_of_all()  # imports all recipes
     gc.freeze()
+
+
+class Command(subprocess.Popen):
+    """`python -m` with these words, in a process that another one forks; a child of this process all the same."""
+
+    def _execute_child(
+        self,
+        args,
+        executable,
+        preexec_fn,
+        close_fds,
+        pass_fds,
+        cwd,
+        env,
+        startupinfo,
+        creationflags,
+        shell,
+        p2cread,
+        p2cwrite,
+        c2pread,
+        c2pwrite,
+        errread,
+        errwrite,
+        *_,
+    ):
+        given = zip((p2cread, c2pwrite, errwrite), range(3), strict=True)
+        descriptors = [standard if given == -1 else given for given, standard in given]
+        module, *words = args[2:]
+        call = dict(module=module, words=words, cwd=str(cwd), env=dict(env))
+        self.pid = _server(root_of(cwd, env)).fork(call, descriptors)
+        self._child_created = True
+        self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
+
+
+def can_fork(command, cwd, env):
+    """Whether a command is `python -m` of a module, in an environment with which the libraries were loaded."""
+    is_module = command[:2] == [sys.executable, '-m'] and len(command) > 2
+    changed = {name for name in env | os.environ if env.get(name) != os.environ.get(name)}
+    return is_module and changed <= READ_LATER | {'JAX_PLATFORMS'} and root_of(cwd, env) is not None
+
+
+def root_of(cwd, env):
+    """The folder in which the package is that a command takes; None if it is an installed one."""
+    for folder in search_path(cwd, env):
+        if pathlib.Path(folder, 'zeroplay_jax', 'main.py').is_file():
+            return pathlib.Path(folder).resolve()
+    return None
+
+
+def search_path(cwd, env):
+    """Where `python -m` looks for modules first."""
+    return [str(cwd), *filter(None, env.get('PYTHONPATH', '').split(os.pathsep))]
+
+
+class Server:
+    """A process that forks commands."""
+
+    def __init__(self, root):
+        # Commands lose their parent at once; this process, which waits for them, takes its place.
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._lock = threading.Lock()
+        paths = [str(root), str(ROOT / 'tests')]
+        code = f'import sys; sys.path[:0] = {paths}; import forked_commands; '
+        code += f'forked_commands.serve({theirs.fileno()})'
+        self._process = subprocess.Popen(
+            [sys.executable, '-c', code], cwd=root, pass_fds=[theirs.fileno()]
+        )
+        theirs.close()
+        atexit.register(self._connection.close)
+
+    def fork(self, call, descriptors):
+        """The number of a new process with these standard input, output and errors."""
+        with self._lock:
+            socket.send_fds(self._connection, [json.dumps(call).encode()], descriptors)
+            return int(self._connection.recv(64))
+
+
+_SERVERS: dict[pathlib.Path, Server] = {}
+
+
+def _server(root):
+    if root not in _SERVERS:
+        _SERVERS[root] = Server(root)
+    return _SERVERS[root]
+
+
+def serve(descriptor):
+    """Forks a process for every call, until nobody can call any more; in such a process it runs the command."""
+    warnings.filterwarnings('ignore', '.* found in sys.modules after import', RuntimeWarning)
+    from zeroplay_jax.runtime.log import _import_metric_writers
+
+    _import_metric_writers()  # TensorFlow, without Keras
+    importlib.import_module('scann')
+    load_libraries()
+    with socket.socket(fileno=descriptor) as connection:
+        while True:
+            text, descriptors, *_ = socket.recv_fds(connection, 1 << 20, 3)
+            if not text:
+                return
+            process = _fork_orphan()
+            if not process:
+                break
+            connection.send(str(process).encode())
+            for given in descriptors:
+                os.close(given)
+    call = json.loads(text)
+    _take(descriptors)
+    os.chdir(call['cwd'])
+    os.environ.clear()
+    os.environ.update(call['env'])
+    sys.path[:2] = search_path(call['cwd'], call['env'])
+    sys.argv = [call['module'], *call['words']]
+    runpy.run_module(call['module'], run_name='__main__', alter_sys=True)
+
+
+def _take(descriptors):
+    """Makes these the standard input, output and errors."""
+    for standard, given in enumerate(descriptors):
+        os.dup2(given, standard)
+        os.close(given)
+    # The streams that are there remember what they were opened for.
+    sys.stdin = sys.__stdin__ = open(0, closefd=False)
+    sys.stdout = sys.__stdout__ = open(1, 'w', closefd=False)
+    sys.stderr = sys.__stderr__ = open(
+        2, 'w', buffering=1, errors='backslashreplace', closefd=False
+    )
+
+
+def _fork_orphan():
+    """The number of a process that has lost its parent; 0 in that process."""
+    reading, writing = os.pipe()
+    between = os.fork()
+    if not between:
+        process = os.fork()
+        if not process:
+            os.close(reading)
+            os.close(writing)
+            return 0
+        os.write(writing, str(process).encode())
+        os._exit(0)
+    os.waitpid(between, 0)
+    process = int(os.read(reading, 64))
+    os.close(reading)
+    os.close(writing)
+    return process
 
 
 def run_in_fork(module, words, output):
@@ -53,21 +215,3 @@ def _run(module, words, output):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-
-
-def run_all(calls):
-    """(status, output) of each call, a module and its words.
-
-    They fork from a process of its own, because the threads of a test process do not survive that.
-    """
-    code = f'import forked_commands; forked_commands.print_all({json.dumps(calls)!r})'
-    printed = run_python('-c', code, PYTHONPATH=f'{ROOT}:{ROOT / "tests"}')
-    assert printed.returncode == 0, printed.stderr[-2000:]
-    return json.loads(printed.stdout.splitlines()[-1])
-
-
-def print_all(calls):
-    load_libraries()
-    with tempfile.TemporaryDirectory() as name:
-        output = pathlib.Path(name, 'output')
-        print(json.dumps([run_in_fork(*call, output) for call in json.loads(calls)]))

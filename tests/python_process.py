@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 
+from forked_commands import Command, can_fork
+
 ROOT = pathlib.Path(__file__).parents[1]
 # Programs within the tests' process run a few times, so that they are compiled with little optimisation: the emitters
 # of fusions alone take half of XLA's time on CPUs, and a program in one piece takes less of it than in up to 32.
@@ -25,10 +27,16 @@ def config_flags(fields):
     return [f'--config.{field}' for field in fields.split()]
 
 
-def start(command, cwd=ROOT, **environment):
+def open_process(words, cwd, env, **pipes):
+    """A process of a command; if it is `python -m`, one that has the libraries already."""
+    kind = Command if can_fork(words, cwd, env) else subprocess.Popen
+    return kind(words, cwd=cwd, env=env, **pipes)
+
+
+def start(command, cwd=ROOT, stderr=subprocess.PIPE, **environment):
     """Starts a command; its output and errors are pipes of text."""
     words = list(map(str, command))
-    return subprocess.Popen(words, cwd=cwd, env=os.environ | FAST | environment, **PIPES)
+    return open_process(words, cwd, os.environ | FAST | environment, **PIPES | {'stderr': stderr})
 
 
 def start_python(*words, cwd=ROOT, **environment):
@@ -38,9 +46,18 @@ def start_python(*words, cwd=ROOT, **environment):
 
 def run_python(*words, cwd=ROOT, timeout=600, **environment):
     """The same until it has ended."""
-    command = [sys.executable, *map(str, words)]
-    environment = os.environ | FAST | environment
-    return subprocess.run(command, cwd=cwd, env=environment, timeout=timeout, **PIPES)
+    return completed(start_python(*words, cwd=cwd, **environment), timeout)
+
+
+def completed(process, timeout=600):
+    """What `subprocess.run` returns, of a process that may run for so many seconds."""
+    with process:
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 def finish(process, status=0):

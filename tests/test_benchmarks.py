@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from forked_commands import run_all
 from packaging.requirements import Requirement
+from python_process import run_python
 
 from benchmarks import gpu, hops
 from benchmarks import pins as small_runs
@@ -103,13 +103,10 @@ def test_the_table_and_the_picture_of_self_play_and_a_control(tmp_path, capsys):
 
 
 def test_every_arm_is_a_sound_command(tmp_path):
-    calls = []
     for name, arm in hops.ARMS.items():
         assert bool(arm.support) == bool(arm.contradiction), name
-        _, module, *words = hops.words(name, 0, tmp_path / 'run')
-        calls.append((module, [*words, '--check']))
-    for name, (status, output) in zip(hops.ARMS, run_all(calls), strict=True):
-        assert status == 0, (name, output)
+        checked = run_python(*hops.words(name, 0, tmp_path / 'run'), '--check')
+        assert checked.returncode == 0, (name, checked.stderr)
 
 
 def test_the_page_has_the_figures_of_the_stored_runs():

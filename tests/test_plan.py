@@ -7,7 +7,6 @@ import json
 import re
 
 import pytest
-from forked_commands import run_all
 from python_process import ROOT, config_flags, run_python
 from run_files import lines, summary_of
 from run_records import stored_config, write_record
@@ -391,9 +390,9 @@ REFUSED = {
 
 def test_a_plan_refuses_what_a_run_refuses():
     first = ['--config=configs/drzero.py', '--machine=v5litepod-4']
-    calls = [('zeroplay_jax.plan', [*first, *words.split()]) for words in REFUSED]
-    for problem, (status, output) in zip(REFUSED.values(), run_all(calls), strict=True):
-        assert status == 2 and problem in output, output
+    for words, problem in REFUSED.items():
+        result = planned(*first, *words.split())
+        assert result.returncode == 2 and problem in result.stderr, result.stderr
 
 
 def test_a_run_takes_the_flags_of_a_plan_of_the_quickstart():
@@ -403,8 +402,8 @@ def test_a_run_takes_the_flags_of_a_plan_of_the_quickstart():
     flags = planning.flags_of(config, choose(config, target, given_by_hand(config)))
     assert '--config.cpu_devices=1' in flags
     words = ['--config=configs/quickstart.py', '--workdir=/mnt/run', '--check', '--nofiles']
-    ((status, output),) = run_all([('zeroplay_jax.main', [*words, '--on=h100x1', *flags])])
-    assert status == 0, output
+    result = run_python('-m', 'zeroplay_jax.main', *words, '--on=h100x1', *flags)
+    assert result.returncode == 0, result.stderr
 
 
 def test_advice_keeps_what_was_given():
@@ -427,8 +426,8 @@ def test_an_axis_given_by_hand_leaves_the_others_to_the_plan():
     # A policy whose sizes are not known is planned where the run starts.
     words = ['--config=configs/dspo.py', '--workdir=/mnt/run', '--check', '--nofiles']
     words += ['--on=v5p-32', '--config.mesh.model=2', '--policy=hf://owner/unknown']
-    ((status, output),) = run_all([('zeroplay_jax.main', words)])
-    assert status == 0, output
+    result = run_python('-m', 'zeroplay_jax.main', *words)
+    assert result.returncode == 0, result.stderr
 
 
 def test_on_a_cpu_every_core_is_a_device():

@@ -7,12 +7,23 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 import tomllib
 import urllib.request
 
 import pytest
 from host_processes import free_port
-from python_process import FAST, PIPES, ROOT, config_flags, run_python, start, wait_for
+from python_process import (
+    FAST,
+    PIPES,
+    ROOT,
+    completed,
+    config_flags,
+    open_process,
+    run_python,
+    start,
+    wait_for,
+)
 from run_files import lines
 
 SHELL = ('', 'bash', 'sh')  # how fences of commands begin
@@ -48,7 +59,8 @@ def only_shown(command):
     return command.replace('make', 'make -n')
 
 
-MAIN = '.venv/bin/python -m zeroplay_jax.main --config=configs/'
+PYTHON = '.venv/bin/python '
+MAIN = f'{PYTHON}-m zeroplay_jax.main --config=configs/'
 # How a command that begins so is made small: what is put behind it; a function rewrites it.
 SMALL = {
     'make quickstart CORPUS': with_arguments,
@@ -146,8 +158,10 @@ def run(project, command, **options):
         if command.startswith(known):
             command = change(command) if callable(change) else f'{command} {change}'
             break
-    options |= dict(cwd=project, env=environment, timeout=400)
-    return subprocess.run(['bash', '-c', command], **PIPES, **options)
+    words = ['bash', '-c', command]
+    if command.startswith(PYTHON) and not re.search('[|<>;&$]', command):
+        words = [sys.executable, *shlex.split(command.removeprefix(PYTHON))]
+    return completed(open_process(words, project, environment, **PIPES, **options), 400)
 
 
 def succeeded(project, command, **options):
