@@ -117,6 +117,12 @@ ARMS = {
         f'reinforcement learning is needed: {_HALF}',
         f'copying is enough: {_LOWEST}',
     ),
+    'window': Arm(
+        'self-play on the questions that one to three of four solves answer rightly',
+        ('pool.measure=4', 'pool.window=(0.2,0.8)'),
+        'such questions teach more: .78 or more with three hops (above its highest seed)',
+        '.73 or less (its mean)',
+    ),
     'long': Arm(
         'self-play, six iterations in place of two',
         ('schedule.iterations=6', _CURVE),
