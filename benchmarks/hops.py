@@ -87,6 +87,14 @@ _CONFIRMED = (
 # One or two facts at a time; the answers of all parts but the last need documents of their own.
 _COMPOSED = ('recipe=examples.composing.recipe', *_CONFIRMED)
 
+# In the fifth iteration of seed 0 all rollouts of two steps were right.
+_ONE_HOP = (
+    'schedule.hop_ratio=(1,)',
+    'schedule.iterations=6',
+    _CURVE,
+    'stop_after_empty_steps=0',
+)
+
 ARMS = {
     'selfplay': Arm('self-play (Dr. Zero)'),
     'random': Arm(
@@ -150,19 +158,14 @@ ARMS = {
     ),
     'one_hop': Arm(
         'questions of one hop asked for, six iterations',
-        ('schedule.hop_ratio=(1,)', 'schedule.iterations=6', _CURVE),
+        _ONE_HOP,
         'a trained proposer asks harder questions than it is asked for: .10 or more above the frozen one with two '
         'or with three hops',
         'at most .03 above it with both',
     ),
     'one_hop_frozen': Arm(
         'the same, proposer not trained',
-        (
-            'schedule.hop_ratio=(1,)',
-            'schedule.iterations=6',
-            _CURVE,
-            'proposer.train_iterations=0',
-        ),
+        (*_ONE_HOP, 'proposer.train_iterations=0'),
     ),
     'supervised_two': Arm(
         'given questions of one and two hops, no proposer',
