@@ -78,7 +78,7 @@ def can_fork(command, cwd, env):
     """Whether a command is `python -m` of a module, in an environment with which the libraries were loaded."""
     is_module = command[:2] == [sys.executable, '-m'] and len(command) > 2
     changed = {name for name in env | os.environ if env.get(name) != os.environ.get(name)}
-    return is_module and changed <= READ_LATER | {'JAX_PLATFORMS'} and root_of(cwd, env) is not None
+    return is_module and changed <= READ_LATER and root_of(cwd, env) is not None
 
 
 def root_of(cwd, env):
@@ -98,8 +98,6 @@ class Server:
     """A process that forks commands."""
 
     def __init__(self, root):
-        # Commands lose their parent at once; this process, which waits for them, takes its place.
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._lock = threading.Lock()
         paths = [str(root), str(ROOT / 'tests')]
@@ -113,9 +111,14 @@ class Server:
 
     def fork(self, call, descriptors):
         """The number of a new process with these standard input, output and errors."""
+        prctl = ctypes.CDLL(None).prctl
         with self._lock:
+            # The command loses its parent at once, and this process, which waits for it, takes its place.
+            prctl(PR_SET_CHILD_SUBREAPER, 1)
             socket.send_fds(self._connection, [json.dumps(call).encode()], descriptors)
-            return int(self._connection.recv(64))
+            process = int(self._connection.recv(64))
+            prctl(PR_SET_CHILD_SUBREAPER, 0)
+            return process
 
 
 _SERVERS: dict[pathlib.Path, Server] = {}
