@@ -5,6 +5,7 @@ import ctypes
 import gc
 import importlib
 import json
+import logging
 import os
 import pathlib
 import runpy
@@ -138,6 +139,8 @@ def serve(descriptor):
     _import_metric_writers()  # TensorFlow, without Keras
     importlib.import_module('scann')
     load_libraries()
+    # Absl's, which it adds when it is imported, and again where it is used.
+    logging.root.handlers.clear()
     with socket.socket(fileno=descriptor) as connection:
         while True:
             text, descriptors, *_ = socket.recv_fds(connection, 1 << 20, 3)

@@ -56,6 +56,7 @@ def test_rollouts_and_updates_of_the_speed_benchmark(rollouts, dtype):
     assert all(value > 0 for value in figures.values())
 
 
+@pytest.mark.long
 def test_parts_of_the_gpu_benchmark(monkeypatch, capsys):
     # `main` sets it for the programs that it compiles.
     monkeypatch.setenv('XLA_FLAGS', os.environ.get('XLA_FLAGS', ''))

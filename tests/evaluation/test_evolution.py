@@ -195,6 +195,7 @@ def test_without_scikit_learn_the_rest_is_shown(run, monkeypatch, capsys):
     )
 
 
+@pytest.mark.long
 def test_a_fixed_solver_answers_each_part(run, capsys):
     config = importlib.import_module('zeroplay_jax.configs.drzero').get_config('mini')
     config.world.train = (0, 3)

@@ -77,7 +77,8 @@ def leaves(tree):
     return [np.asarray(tree, np.float32)]
 
 
-@pytest.mark.parametrize('step', [3, pytest.param(5, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize('step', [3, 5])
 def test_a_killed_run_ends_with_the_same_bits(played, tmp_path, monkeypatch, step):
     config, whole = played
     killed = tmp_path / 'killed'
