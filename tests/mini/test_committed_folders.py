@@ -18,6 +18,7 @@ from tools.checkpoints import (
     base_parts,
     demos,
     library,
+    parts,
     stages,
 )
 from tools.checkpoints.demo import FORMS, forms, render
@@ -114,6 +115,21 @@ def test_the_start_of_two_hops_says_what_it_was_shown(tmp_path, monkeypatch):
     for text in ('{"hops": "two"}', '[2]', '{'):
         (tmp_path / DEMONSTRATIONS).write_text(text)
         assert ending._demonstrated_hops(tmp_path) is None
+
+
+@pytest.mark.parametrize('variant', base_parts.VARIANTS)
+def test_a_variant_of_the_start_of_two_hops_lacks_one_thing_and_no_step(variant):
+    stages, roles = base_parts.VARIANTS[variant]()
+    assert sum(s.steps for s in stages) == sum(s.steps for s in base_parts.STAGES)
+    shown = {name for stage in stages for name in stage.shares or roles}
+    missing = {name for name in parts.ROLES if name not in shown}
+    assert shown <= roles.keys() and bool(missing) == (
+        variant in ('no restating', 'no asking', 'no walking')
+    )
+    redundant = roles['solver'].write.keywords['redundant']
+    assert bool(redundant) == (variant != 'no redundant searches')
+    is_late = 'walk' in stages[-1].shares and 'walk' not in stages[1].shares
+    assert is_late == (variant == 'parts last')
 
 
 @pytest.mark.parametrize('name', ENGLISH)

@@ -184,10 +184,10 @@ def build_from_clean(
     )
 
 
-def parse_arguments(
+def make_parser(
     name: str, description: str, folders: str, out: pathlib.Path
-) -> argparse.Namespace:
-    """Returns --out and --seed of the command line of a module that trains checkpoints.
+) -> argparse.ArgumentParser:
+    """Returns the parser of --out and --seed of a module that trains checkpoints.
 
     Args:
       name: of the module.
@@ -204,7 +204,7 @@ def parse_arguments(
     replaced = f'folder for {folders}; by default what the repository has is replaced'
     parser.add_argument('--out', type=pathlib.Path, default=out, help=replaced)
     parser.add_argument('--seed', type=int, default=0, help='seed of all randomness (0)')
-    return parser.parse_args()
+    return parser
 
 
 def main_from_clean(
@@ -224,13 +224,14 @@ def main_from_clean(
       stages, roles, no_errors: as of `build_from_clean`.
     """
     folders = ' and '.join(f'{stage.folder}/' for stage in stages if stage.saved)
-    args = parse_arguments(name, description, folders, MINI / folder)
+    args = make_parser(name, description, folders, MINI / folder).parse_args()
     build_from_clean(args.out, args.seed, stages, roles, no_errors)
 
 
 def main() -> None:
     """Parses the command line and trains."""
-    args = parse_arguments('tools.checkpoints.base_model', __doc__, 'clean/ and base/', MINI)
+    parser = make_parser('tools.checkpoints.base_model', __doc__, 'clean/ and base/', MINI)
+    args = parser.parse_args()
     build(args.out, args.seed)
 
 

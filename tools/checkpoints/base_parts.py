@@ -24,11 +24,17 @@ machine gives the same files.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+from collections.abc import Callable
+
 from tools.checkpoints import base_model, parts
-from tools.checkpoints.demo import FORMS, forms
+from tools.checkpoints.demo import FORMS, Role, forms
 from tools.checkpoints.stages import Stage
 
 LAYERS = 4
+# Stages, and the roles of their mixtures.
+Setting = tuple[tuple[Stage, ...], dict[str, Role]]
 STAGES = (
     Stage(
         # Short rows: a passage, a question.
@@ -77,14 +83,59 @@ STAGES = (
 )
 
 
+def without(*names: str) -> Setting:
+    """Returns the stages and roles without some parts; the shares of the others grow in proportion."""
+    stages = []
+    for stage in STAGES:
+        shares = {name: share for name, share in stage.shares.items() if name not in names}
+        stages.append(dataclasses.replace(stage, shares=shares))
+    roles = {name: role for name, role in parts.ROLES.items() if name not in names}
+    return tuple(stages), roles
+
+
+def _without_redundancy() -> Setting:
+    roles = dict(parts.ROLES)
+    for name in ('solver', 'solver_with_path', 'proposer'):
+        write = functools.partial(roles[name].write, redundant=0.0)
+        roles[name] = dataclasses.replace(roles[name], write=write)
+    return STAGES, roles
+
+
+def _parts_last() -> Setting:
+    """Roles before all parts but those of the first stage; then both, as many of either as in the other order."""
+    copying, walking, last = STAGES
+    shares = {name: role.share for name, role in parts.ROLES.items()}
+    roles_alone = {name: share for name, share in shares.items() if name not in walking.shares}
+    first = dataclasses.replace(
+        last, name='roles', shares=roles_alone, decay_share=0.0, saved=False, folder=''
+    )
+    both = {name: share + walking.shares.get(name, 0.0) for name, share in shares.items()}
+    second = dataclasses.replace(last, name='roles and parts', steps=walking.steps, shares=both)
+    return (copying, first, second), parts.ROLES
+
+
+# What a start is trained on without one thing (benchmarks/results/starts.tsv); '' is the start of the package.
+VARIANTS: dict[str, Callable[[], Setting]] = {
+    '': lambda: (STAGES, parts.ROLES),
+    'no restating': lambda: without('restate', 'resolve'),
+    'no asking': lambda: without('ask', 'ask_at_end'),
+    'no walking': lambda: without('walk_to_goal', 'walk', 'walk_back', 'trace'),
+    'no redundant searches': _without_redundancy,
+    'parts last': _parts_last,
+}
+
+
 def main() -> None:
     """Parses the command line and trains."""
     FORMS.update(forms('numbered'))
     out = base_model.MINI / 'parts'
-    args = base_model.parse_arguments(
+    parser = base_model.make_parser(
         'tools.checkpoints.base_parts', __doc__, 'walking/ and base/', out
     )
-    base_model.build(args.out, args.seed, STAGES, parts.ROLES, LAYERS, len(parts.ROLE_HOPS))
+    parser.add_argument('--variant', choices=VARIANTS, default='', help='leaves one thing out')
+    args = parser.parse_args()
+    stages, roles = VARIANTS[args.variant]()
+    base_model.build(args.out, args.seed, stages, roles, LAYERS, len(parts.ROLE_HOPS))
 
 
 if __name__ == '__main__':
