@@ -22,7 +22,7 @@ export CORPUS EVAL WORKDIR
 
 RUN := .venv/bin/python
 TEST := $(RUN) -m pytest -q
-# Test processes: one more than cores, because many tests wait for a command that loads its libraries.
+# Test processes: one more than cores, because many tests wait for a command.
 JOBS = $$($(RUN) -c 'import os; print(min(4, os.cpu_count() + 1))')
 
 .DEFAULT_GOAL := help

@@ -1,7 +1,10 @@
-"""Commands in processes that fork from one with the libraries loaded, which takes a tenth of a new one's time."""
+"""Commands in processes that fork from one with the libraries loaded, which takes a tenth of a new one's time.
+
+For commands of which a test reads the output. Kills, signals, and whatever must not depend on the seed of hashes or on
+what is loaded are tested in processes of their own.
+"""
 
 import atexit
-import ctypes
 import gc
 import importlib
 import json
@@ -9,9 +12,11 @@ import logging
 import os
 import pathlib
 import runpy
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import warnings
 
@@ -22,15 +27,7 @@ LIBRARIES = """
     benchmarks.slices_play benchmarks.tpu_programs benchmarks.claims_runs
 """.split()
 # Variables that no library reads while it is imported.
-READ_LATER = {
-    'XLA_FLAGS',
-    'PYTEST_ADDOPTS',
-    'PYTEST_CURRENT_TEST',
-    'PYTHONPATH',
-    'TERM',
-    'NO_COLOR',
-}
-PR_SET_CHILD_SUBREAPER = 36
+READ_LATER = {'XLA_FLAGS', 'PYTEST_ADDOPTS', 'PYTEST_CURRENT_TEST', 'PYTHONPATH', 'NO_COLOR'}
 
 
 def load_libraries():
@@ -43,51 +40,76 @@ def load_libraries():
     gc.freeze()
 
 
-class Command(subprocess.Popen):
-    """`python -m` with these words, in a process that another one forks; a child of this process all the same."""
+class Server:
+    """A process that forks commands of the package in a folder, and waits for them."""
 
-    def _execute_child(
-        self,
-        args,
-        executable,
-        preexec_fn,
-        close_fds,
-        pass_fds,
-        cwd,
-        env,
-        startupinfo,
-        creationflags,
-        shell,
-        p2cread,
-        p2cwrite,
-        c2pread,
-        c2pwrite,
-        errread,
-        errwrite,
-        *_,
-    ):
-        given = zip((p2cread, c2pwrite, errwrite), range(3), strict=True)
-        descriptors = [standard if given == -1 else given for given, standard in given]
-        module, *words = args[2:]
-        call = dict(module=module, words=words, cwd=str(cwd), env=dict(env))
-        self.pid = _server(root_of(cwd, env)).fork(call, descriptors)
-        self._child_created = True
-        self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
+    def __init__(self, root):
+        self._environment = dict(os.environ)
+        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._lock = threading.Lock()
+        paths = [str(root), str(ROOT / 'tests')]
+        code = f'import sys; sys.path[:1] = {paths}; import forked_commands as forked; '
+        code += f'forked.serve({theirs.fileno()})'
+        self._process = subprocess.Popen(
+            [sys.executable, '-c', code],
+            cwd=root,
+            env=os.environ | {'PYTHONPATH': ''},
+            pass_fds=[theirs.fileno()],
+        )
+        theirs.close()
+        atexit.register(self._connection.close)
+
+    def takes(self, env):
+        """Whether a process with this environment would have loaded the same libraries in the same way."""
+        names = env | self._environment
+        changed = {name for name in names if env.get(name) != self._environment.get(name)}
+        return changed <= READ_LATER
+
+    def run(self, words, cwd, env, timeout):
+        """`subprocess.CompletedProcess` of `python -m` with these words; nothing is its input."""
+        call = dict(module=words[0], words=words[1:], cwd=str(cwd), env=env)
+        with (
+            self._lock,
+            open(os.devnull) as empty,
+            tempfile.TemporaryFile('w+') as out,
+            tempfile.TemporaryFile('w+') as err,
+        ):
+            descriptors = [file.fileno() for file in (empty, out, err)]
+            socket.send_fds(self._connection, [json.dumps(call).encode()], descriptors)
+            process = int(self._received(None))
+            try:
+                status = int(self._received(timeout))
+            except TimeoutError:
+                os.kill(process, signal.SIGKILL)
+                self._received(None)
+                raise subprocess.TimeoutExpired(words, timeout) from None
+            out.seek(0)
+            err.seek(0)
+            texts = out.read(), err.read()
+        command = [sys.executable, '-m', *words]
+        return subprocess.CompletedProcess(command, os.waitstatus_to_exitcode(status), *texts)
+
+    def _received(self, timeout):
+        self._connection.settimeout(timeout)
+        text = self._connection.recv(64)
+        if not text:
+            raise RuntimeError(f'the process that forks commands ended: {self._process.wait()}')
+        return text
 
 
-def can_fork(command, cwd, env):
-    """Whether a command is `python -m` of a module, in an environment with which the libraries were loaded."""
+_SERVERS: dict[pathlib.Path, Server] = {}
+
+
+def server_for(command, cwd, env):
+    """What runs this command; None if it has to start on its own."""
     is_module = command[:2] == [sys.executable, '-m'] and len(command) > 2
-    changed = {name for name in env | os.environ if env.get(name) != os.environ.get(name)}
-    return is_module and changed <= READ_LATER and root_of(cwd, env) is not None
-
-
-def root_of(cwd, env):
-    """The folder in which the package is that a command takes; None if it is an installed one."""
-    for folder in search_path(cwd, env):
-        if pathlib.Path(folder, 'zeroplay_jax', 'main.py').is_file():
-            return pathlib.Path(folder).resolve()
-    return None
+    roots = [pathlib.Path(folder) for folder in search_path(cwd, env)]
+    root = next((r.resolve() for r in roots if (r / 'zeroplay_jax/main.py').is_file()), None)
+    if not is_module or root is None:
+        return None
+    if root not in _SERVERS:
+        _SERVERS[root] = Server(root)
+    return _SERVERS[root] if _SERVERS[root].takes(env) else None
 
 
 def search_path(cwd, env):
@@ -95,47 +117,11 @@ def search_path(cwd, env):
     return [str(cwd), *filter(None, env.get('PYTHONPATH', '').split(os.pathsep))]
 
 
-class Server:
-    """A process that forks commands."""
-
-    def __init__(self, root):
-        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._lock = threading.Lock()
-        paths = [str(root), str(ROOT / 'tests')]
-        code = f'import sys; sys.path[:0] = {paths}; import forked_commands; '
-        code += f'forked_commands.serve({theirs.fileno()})'
-        self._process = subprocess.Popen(
-            [sys.executable, '-c', code], cwd=root, pass_fds=[theirs.fileno()]
-        )
-        theirs.close()
-        atexit.register(self._connection.close)
-
-    def fork(self, call, descriptors):
-        """The number of a new process with these standard input, output and errors."""
-        prctl = ctypes.CDLL(None).prctl
-        with self._lock:
-            # The command loses its parent at once, and this process, which waits for it, takes its place.
-            prctl(PR_SET_CHILD_SUBREAPER, 1)
-            socket.send_fds(self._connection, [json.dumps(call).encode()], descriptors)
-            process = int(self._connection.recv(64))
-            prctl(PR_SET_CHILD_SUBREAPER, 0)
-            return process
-
-
-_SERVERS: dict[pathlib.Path, Server] = {}
-
-
-def _server(root):
-    if root not in _SERVERS:
-        _SERVERS[root] = Server(root)
-    return _SERVERS[root]
-
-
 def serve(descriptor):
     """Forks a process for every call, until nobody can call any more; in such a process it runs the command."""
-    warnings.filterwarnings('ignore', '.* found in sys.modules after import', RuntimeWarning)
     from zeroplay_jax.runtime.log import _import_metric_writers
 
+    warnings.filterwarnings('ignore', '.* found in sys.modules after import', RuntimeWarning)
     _import_metric_writers()  # TensorFlow, without Keras
     importlib.import_module('scann')
     load_libraries()
@@ -146,17 +132,20 @@ def serve(descriptor):
             text, descriptors, *_ = socket.recv_fds(connection, 1 << 20, 3)
             if not text:
                 return
-            process = _fork_orphan()
+            process = os.fork()
             if not process:
                 break
+            for received in descriptors:
+                os.close(received)
             connection.send(str(process).encode())
-            for given in descriptors:
-                os.close(given)
+            _, status = os.waitpid(process, 0)
+            connection.send(str(status).encode())
     call = json.loads(text)
     _take(descriptors)
     os.chdir(call['cwd'])
     os.environ.clear()
     os.environ.update(call['env'])
+    # In place of the two paths of this module.
     sys.path[:2] = search_path(call['cwd'], call['env'])
     sys.argv = [call['module'], *call['words']]
     runpy.run_module(call['module'], run_name='__main__', alter_sys=True)
@@ -164,34 +153,15 @@ def serve(descriptor):
 
 def _take(descriptors):
     """Makes these the standard input, output and errors."""
-    for standard, given in enumerate(descriptors):
-        os.dup2(given, standard)
-        os.close(given)
+    for standard, received in enumerate(descriptors):
+        os.dup2(received, standard)
+        os.close(received)
     # The streams that are there remember what they were opened for.
     sys.stdin = sys.__stdin__ = open(0, closefd=False)
     sys.stdout = sys.__stdout__ = open(1, 'w', closefd=False)
     sys.stderr = sys.__stderr__ = open(
         2, 'w', buffering=1, errors='backslashreplace', closefd=False
     )
-
-
-def _fork_orphan():
-    """The number of a process that has lost its parent; 0 in that process."""
-    reading, writing = os.pipe()
-    between = os.fork()
-    if not between:
-        process = os.fork()
-        if not process:
-            os.close(reading)
-            os.close(writing)
-            return 0
-        os.write(writing, str(process).encode())
-        os._exit(0)
-    os.waitpid(between, 0)
-    process = int(os.read(reading, 64))
-    os.close(reading)
-    os.close(writing)
-    return process
 
 
 def run_in_fork(module, words, output):

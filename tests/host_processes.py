@@ -1,10 +1,11 @@
 """Starts the processes of one run on this machine."""
 
+import os
 import socket
 import subprocess
 import sys
 
-from python_process import ROOT, config_flags, start
+from python_process import ROOT, config_flags
 
 # SSP: a step of it has a proposal, a gate, a check that reads what other episodes found, solves and two updates. The
 # solver has rewards and advantages per turn. The replies of who checks are rows, too.
@@ -28,10 +29,14 @@ def processes(command, count, joined):
     """`count` processes with 2 / count devices each; `joined(port, i)` are the arguments that join them."""
     # Compiled as users do: without optimisations one and two processes need not be equal bit for bit.
     flags = f'--xla_force_host_platform_device_count={2 // count}'
-    environment = {'XLA_FLAGS': flags, 'PYTHONPATH': str(ROOT)}
-    port = free_port()
-    commands = [[sys.executable, *command, *joined(port, i)] for i in range(count)]
-    return [start(words, stderr=subprocess.STDOUT, **environment) for words in commands]
+    environment = os.environ | {'XLA_FLAGS': flags, 'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(ROOT)}
+    port, pipes = free_port(), dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return [
+        subprocess.Popen(
+            [sys.executable, *command, *joined(port, i)], cwd=ROOT, env=environment, **pipes
+        )
+        for i in range(count)
+    ]
 
 
 def join_flags(port, process):

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 
-from forked_commands import Command, can_fork
+from forked_commands import server_for
 
 ROOT = pathlib.Path(__file__).parents[1]
 # Programs within the tests' process run a few times, so that they are compiled with little optimisation: the emitters
@@ -27,16 +27,10 @@ def config_flags(fields):
     return [f'--config.{field}' for field in fields.split()]
 
 
-def open_process(words, cwd, env, **pipes):
-    """A process of a command; if it is `python -m`, one that has the libraries already."""
-    kind = Command if can_fork(words, cwd, env) else subprocess.Popen
-    return kind(words, cwd=cwd, env=env, **pipes)
-
-
-def start(command, cwd=ROOT, stderr=subprocess.PIPE, **environment):
+def start(command, cwd=ROOT, **environment):
     """Starts a command; its output and errors are pipes of text."""
     words = list(map(str, command))
-    return open_process(words, cwd, os.environ | FAST | environment, **PIPES | {'stderr': stderr})
+    return subprocess.Popen(words, cwd=cwd, env=os.environ | FAST | environment, **PIPES)
 
 
 def start_python(*words, cwd=ROOT, **environment):
@@ -44,20 +38,19 @@ def start_python(*words, cwd=ROOT, **environment):
     return start([sys.executable, *words], cwd, **environment)
 
 
-def run_python(*words, cwd=ROOT, timeout=600, **environment):
-    """The same until it has ended."""
-    return completed(start_python(*words, cwd=cwd, **environment), timeout)
+def run_python(*words, cwd=ROOT, timeout=600, fresh=False, **environment):
+    """`subprocess.run` of this Python; `fresh`: in a process that loads its libraries itself."""
+    command = [sys.executable, *map(str, words)]
+    return run(command, cwd, os.environ | FAST | environment, timeout, fresh)
 
 
-def completed(process, timeout=600):
-    """What `subprocess.run` returns, of a process that may run for so many seconds."""
-    with process:
-        try:
-            out, err = process.communicate(timeout=timeout)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            raise
-    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+def run(command, cwd, env, timeout=600, fresh=False):
+    """`subprocess.run` of a command without input; modules of Python fork from a process with the libraries."""
+    server = None if fresh else server_for(command, cwd, env)
+    if server:
+        return server.run(command[2:], cwd, env, timeout)
+    options = dict(cwd=cwd, env=env, timeout=timeout, stdin=subprocess.DEVNULL)
+    return subprocess.run(command, **options, **PIPES)
 
 
 def finish(process, status=0):

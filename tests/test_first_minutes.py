@@ -12,7 +12,9 @@ from zeroplay_jax.settings.kinds import EXAMPLE_TEXTS
 
 def run(module, *words, folder=ROOT):
     # JAX looks for accelerators, as it does for anybody.
-    return run_python('-m', module, *words, cwd=folder, PYTHONPATH=str(ROOT), JAX_PLATFORMS='')
+    return run_python(
+        '-m', module, *words, cwd=folder, PYTHONPATH=str(ROOT), JAX_PLATFORMS='', fresh=True
+    )
 
 
 @pytest.mark.fault('user-12', 'python -m zeroplay_jax')

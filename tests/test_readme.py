@@ -17,13 +17,12 @@ from python_process import (
     FAST,
     PIPES,
     ROOT,
-    completed,
     config_flags,
-    open_process,
     run_python,
     start,
     wait_for,
 )
+from python_process import run as run_command
 from run_files import lines
 
 SHELL = ('', 'bash', 'sh')  # how fences of commands begin
@@ -149,7 +148,7 @@ def easy_recipe():
     return next(text for text in texts if 'Easy questions first' in text)
 
 
-def run(project, command, **options):
+def run(project, command):
     environment = os.environ | FAST | {'PYTEST_ADDOPTS': ''}
     if not command.startswith('launch/'):
         for there, here in RULES['shared'].items():
@@ -159,14 +158,16 @@ def run(project, command, **options):
             command = change(command) if callable(change) else f'{command} {change}'
             break
     words = ['bash', '-c', command]
-    if command.startswith(PYTHON) and not re.search('[|<>;&$]', command):
+    # A command with something else for the shell than quotes is the shell's.
+    unquoted = re.sub('"[^"$`]*"|\'[^\']*\'', '', command)
+    if command.startswith(PYTHON) and not re.search(r'[|<>;&$*?(){}~`\\"\']', unquoted):
         words = [sys.executable, *shlex.split(command.removeprefix(PYTHON))]
-    return completed(open_process(words, project, environment, **PIPES, **options), 400)
+    return run_command(words, project, environment, timeout=400)
 
 
-def succeeded(project, command, **options):
+def succeeded(project, command):
     """What a command prints."""
-    done = run(project, command, **options)
+    done = run(project, command)
     assert done.returncode == 0, (done.stdout[-1500:], done.stderr[-2500:])
     return done.stdout
 
@@ -233,7 +234,7 @@ def test_a_command_of_the_readme_does_what_it_says(project, command):
         for made in made_by(command):
             # a run or an earlier page has written one already
             (project / made).unlink(missing_ok=True)
-    printed = succeeded(project, command, stdin=subprocess.DEVNULL)
+    printed = succeeded(project, command)
     for made in made_by(command):
         assert (project / made).is_file(), printed[-1500:]
     if 'mini/parts/base' in command:
@@ -268,7 +269,7 @@ def test_the_python_example_of_the_readme_runs(project, user_reads):
     assert whole in example
     script = example.replace(whole, f"variant='mini', changes={small})")
     (project / 'example.py').write_text(script)
-    printed = succeeded(project, '.venv/bin/python example.py', stdin=subprocess.DEVNULL)
+    printed = succeeded(project, '.venv/bin/python example.py')
     assert 'search' in printed and (project / 'runs/from_python/summary.json').is_file()
     rewards, loss = re.search(r'\[\[(.*?)\]\] (\S+)', printed).groups()
     assert len(set(rewards.split())) == 2 and abs(float(loss)) > 1e-3

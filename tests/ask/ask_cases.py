@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 
-from python_process import FAST, PIPES, ROOT, open_process
+from python_process import FAST, PIPES, ROOT
 
 from zeroplay_jax import ask
 from zeroplay_jax.mini.world import World, evaluation_questions
@@ -30,7 +30,7 @@ def command(*arguments, **options):
     """The real command in a process of its own."""
     words = [sys.executable, '-m', 'zeroplay_jax.ask', *map(str, arguments)]
     options = PIPES | {'stdin': subprocess.DEVNULL} | options
-    return open_process(words, ROOT, ENVIRONMENT, **options)
+    return subprocess.Popen(words, cwd=ROOT, env=ENVIRONMENT, **options)
 
 
 def finish(process, given=None):

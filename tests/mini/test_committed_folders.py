@@ -1,5 +1,6 @@
 """The folders of trained policies that ship with the project: whole, small, of these stages, and what they can do."""
 
+import collections
 import hashlib
 import json
 import sys
@@ -117,19 +118,50 @@ def test_the_start_of_two_hops_says_what_it_was_shown(tmp_path, monkeypatch):
         assert ending._demonstrated_hops(tmp_path) is None
 
 
-@pytest.mark.parametrize('variant', base_parts.VARIANTS)
-def test_a_variant_of_the_start_of_two_hops_lacks_one_thing_and_no_step(variant):
-    stages, roles = base_parts.VARIANTS[variant]()
-    assert sum(s.steps for s in stages) == sum(s.steps for s in base_parts.STAGES)
-    shown = {name for stage in stages for name in stage.shares or roles}
-    missing = {name for name in parts.ROLES if name not in shown}
-    assert shown <= roles.keys() and bool(missing) == (
-        variant in ('no restating', 'no asking', 'no walking')
+def steps_by_name(stages, roles):
+    """Name → how many steps of the training are its episodes."""
+    default = {name: role.share for name, role in roles.items()}
+    steps = collections.Counter()
+    for stage in stages:
+        shares = stage.shares or default
+        for name, share in shares.items():
+            steps[name] += stage.steps * share / sum(shares.values())
+    return steps
+
+
+SHOWN = steps_by_name(base_parts.STAGES, parts.ROLES)
+
+
+@pytest.mark.parametrize('variant', ['no restating', 'no asking', 'no walking'])
+def test_a_start_without_a_part_has_more_of_the_others(variant):
+    shown = steps_by_name(*base_parts.VARIANTS[variant]())
+    missing = SHOWN.keys() - shown.keys()
+    assert missing and sum(shown.values()) == pytest.approx(sum(SHOWN.values()))
+    assert all(shown[name] >= SHOWN[name] for name in shown)
+
+
+def test_a_start_with_parts_last_has_as_much_of_each():
+    stages, roles = base_parts.VARIANTS['parts last']()
+    assert steps_by_name(stages, roles) == pytest.approx(SHOWN)
+    assert 'walk' not in stages[1].shares and min(stages[2].shares.values()) >= 0
+    assert [s.steps * s.decay_share for s in stages] == pytest.approx(
+        [s.steps * s.decay_share for s in base_parts.STAGES]
     )
-    redundant = roles['solver'].write.keywords['redundant']
-    assert bool(redundant) == (variant != 'no redundant searches')
-    is_late = 'walk' in stages[-1].shares and 'walk' not in stages[1].shares
-    assert is_late == (variant == 'parts last')
+
+
+def test_a_start_without_redundant_searches_has_none():
+    stages, roles = base_parts.VARIANTS['no redundant searches']()
+    assert stages == base_parts.STAGES
+    searching = ('solver', 'solver_with_path', 'proposer')
+    assert not any(roles[name].write.keywords['redundant'] for name in searching)
+    assert all(parts.ROLES[name].write.keywords['redundant'] for name in searching)
+
+
+def test_a_variant_does_not_replace_the_start_of_the_package(monkeypatch, capsys):
+    monkeypatch.setattr(sys, 'argv', ['base_parts', '--variant', 'parts last'])
+    with mock.patch.dict(FORMS), pytest.raises(SystemExit):
+        base_parts.main()
+    assert '--variant needs --out' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('name', ENGLISH)

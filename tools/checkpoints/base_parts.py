@@ -1,4 +1,4 @@
-"""Trains a start that was shown two hops: `python -m tools.checkpoints.base_parts [--out FOLDER] [--seed 0]`.
+"""Trains a start that was shown two hops: `python -m tools.checkpoints.base_parts [--out FOLDER] [--variant NAME]`.
 
 Its roles were shown chains of at most two hops, without errors; parts of their work, each under a prompt of its own,
 were shown with up to six (`parts.py`). The parts come first: added to a policy that has learnt the roles, they would
@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from tools.checkpoints import base_model, parts
 from tools.checkpoints.demo import FORMS, Role, forms
@@ -102,16 +102,32 @@ def _without_redundancy() -> Setting:
 
 
 def _parts_last() -> Setting:
-    """Roles before all parts but those of the first stage; then both, as many of either as in the other order."""
+    """Roles alone for 200 steps, then the parts of the second stage beside them; of each as much as in its order."""
     copying, walking, last = STAGES
-    shares = {name: role.share for name, role in parts.ROLES.items()}
-    roles_alone = {name: share for name, share in shares.items() if name not in walking.shares}
+    alone = 200
+    role_shares = {name: role.share for name, role in parts.ROLES.items()}
+    roles_alone = {name: share for name, share in role_shares.items() if name not in walking.shares}
+    # Name → steps that it takes of a stage.
+    counts = _steps_of(last.steps, role_shares)
+    for name, steps in _steps_of(walking.steps, walking.shares).items():
+        counts[name] += steps
+    for name, steps in _steps_of(alone, roles_alone).items():
+        counts[name] -= steps
     first = dataclasses.replace(
-        last, name='roles', shares=roles_alone, decay_share=0.0, saved=False, folder=''
+        last, steps=alone, shares=roles_alone, decay_share=0.0, saved=False, folder=''
     )
-    both = {name: share + walking.shares.get(name, 0.0) for name, share in shares.items()}
-    second = dataclasses.replace(last, name='roles and parts', steps=walking.steps, shares=both)
+    steps = last.steps + walking.steps - alone
+    decay_share = last.decay_share * last.steps / steps
+    second = dataclasses.replace(
+        last, name='roles and parts', steps=steps, shares=counts, decay_share=decay_share
+    )
     return (copying, first, second), parts.ROLES
+
+
+def _steps_of(steps: int, shares: Mapping[str, float]) -> dict[str, float]:
+    """Returns name → its share of the steps."""
+    total = sum(shares.values())
+    return {name: steps * share / total for name, share in shares.items()}
 
 
 # What a start is trained on without one thing (benchmarks/results/starts.tsv); '' is the start of the package.
@@ -134,6 +150,8 @@ def main() -> None:
     )
     parser.add_argument('--variant', choices=VARIANTS, default='', help='leaves one thing out')
     args = parser.parse_args()
+    if args.variant and args.out == out:
+        parser.error(f'--variant needs --out: {out} is the start of the package')
     stages, roles = VARIANTS[args.variant]()
     base_model.build(args.out, args.seed, stages, roles, LAYERS, len(parts.ROLE_HOPS))
 
