@@ -27,6 +27,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from tools.checkpoints import base_model, parts
 from tools.checkpoints.demo import FORMS, Role, forms
@@ -96,7 +97,8 @@ def without(*names: str) -> Setting:
 def _without_redundancy() -> Setting:
     roles = dict(parts.ROLES)
     for name in ('solver', 'solver_with_path', 'proposer'):
-        write = functools.partial(roles[name].write, redundant=0.0)
+        generator: Any = roles[name].write
+        write = functools.partial(generator, redundant=0.0)
         roles[name] = dataclasses.replace(roles[name], write=write)
     return STAGES, roles
 
