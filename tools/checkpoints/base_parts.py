@@ -1,9 +1,10 @@
 """Trains a start that was shown two hops: `python -m tools.checkpoints.base_parts [--out FOLDER] [--variant NAME]`.
 
 Its roles were shown chains of at most two hops, without errors; parts of their work, each under a prompt of its own,
-were shown with up to six (`parts.py`). The parts come first: added to a policy that has learnt the roles, they would
-not change how it plays them. How much of restating and of walking to a goal stays in the last stage decides how far the
-solver reaches beyond what it was shown (greedy exact match on 60 questions per hop count, one seed each):
+were shown with up to six (`parts.py`). The parts come first, and few of them stay beside the roles: how much of
+restating and of walking to a goal stays in the last stage decides how far the solver reaches beyond what it was shown
+(greedy exact match on 60 questions per hop count, one seed each). With most of the parts last it needs no self-play
+(`--variant 'parts last'`: .85 with three and four hops, benchmarks/results/starts.tsv).
 
     restate, resolve, walk_to_goal    1 hop     2     3     4     5     6
     none                               1.00  1.00   .15   .08   .08   .08
