@@ -164,7 +164,7 @@ ARMS = {
         'at most .03 above it with both',
     ),
     'one_hop_frozen': Arm(
-        'the same, proposer not trained',
+        'questions of one hop asked for, six iterations; proposer not trained',
         (*_ONE_HOP, 'proposer.train_iterations=0'),
     ),
     'supervised_two': Arm(

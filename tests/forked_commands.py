@@ -102,11 +102,13 @@ _SERVERS: dict[pathlib.Path, Server] = {}
 
 def server_for(command, cwd, env):
     """What runs this command; None if it has to start on its own."""
-    is_module = command[:2] == [sys.executable, '-m'] and len(command) > 2
-    roots = [pathlib.Path(folder) for folder in search_path(cwd, env)]
-    root = next((r.resolve() for r in roots if (r / 'zeroplay_jax/main.py').is_file()), None)
-    if not is_module or root is None:
+    if command[:2] != [sys.executable, '-m']:
         return None
+    folders = map(pathlib.Path, search_path(cwd, env))
+    roots = [folder.resolve() for folder in folders if (folder / 'zeroplay_jax/main.py').is_file()]
+    if not roots:
+        return None
+    root = roots[0]
     if root not in _SERVERS:
         _SERVERS[root] = Server(root)
     return _SERVERS[root] if _SERVERS[root].takes(env) else None

@@ -85,7 +85,7 @@ STAGES = (
 )
 
 
-def without(*names: str) -> Setting:
+def _without(*names: str) -> Setting:
     """Returns the stages and roles without some parts; the shares of the others grow in proportion."""
     stages = []
     for stage in STAGES:
@@ -96,6 +96,7 @@ def without(*names: str) -> Setting:
 
 
 def _without_redundancy() -> Setting:
+    """Returns the stages and roles without redundant searches in the demonstrations."""
     roles = dict(parts.ROLES)
     for name in ('solver', 'solver_with_path', 'proposer'):
         generator: Any = roles[name].write
@@ -105,7 +106,10 @@ def _without_redundancy() -> Setting:
 
 
 def _parts_last() -> Setting:
-    """Roles alone for 200 steps, then the parts of the second stage beside them; of each as much as in its order."""
+    """Returns an order in which 200 steps of the roles alone come before the parts of the second stage.
+
+    Every role and part takes as many steps as in STAGES; rates and weights are those of the last stage.
+    """
     copying, walking, last = STAGES
     alone = 200
     role_shares = {name: role.share for name, role in parts.ROLES.items()}
@@ -133,12 +137,12 @@ def _steps_of(steps: int, shares: Mapping[str, float]) -> dict[str, float]:
     return {name: steps * share / total for name, share in shares.items()}
 
 
-# What a start is trained on without one thing (benchmarks/results/starts.tsv); '' is the start of the package.
+# Starts that lack one thing, or have the parts last (benchmarks/results/starts.tsv); '' is the start of the package.
 VARIANTS: dict[str, Callable[[], Setting]] = {
     '': lambda: (STAGES, parts.ROLES),
-    'no restating': lambda: without('restate', 'resolve'),
-    'no asking': lambda: without('ask', 'ask_at_end'),
-    'no walking': lambda: without('walk_to_goal', 'walk', 'walk_back', 'trace'),
+    'no restating': lambda: _without('restate', 'resolve'),
+    'no asking': lambda: _without('ask', 'ask_at_end'),
+    'no walking': lambda: _without('walk_to_goal', 'walk', 'walk_back', 'trace'),
     'no redundant searches': _without_redundancy,
     'parts last': _parts_last,
 }
@@ -151,7 +155,12 @@ def main() -> None:
     parser = base_model.make_parser(
         'tools.checkpoints.base_parts', __doc__, 'walking/ and base/', out
     )
-    parser.add_argument('--variant', choices=VARIANTS, default='', help='leaves one thing out')
+    parser.add_argument(
+        '--variant',
+        choices=VARIANTS,
+        default='',
+        help='a start that lacks one thing, or with parts last',
+    )
     args = parser.parse_args()
     if args.variant and args.out == out:
         parser.error(f'--variant needs --out: {out} is the start of the package')
