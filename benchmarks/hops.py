@@ -4,7 +4,7 @@
     python -m benchmarks.hops --arms random frozen two_hops --seeds 0 1
     python -m benchmarks.hops --arms form majority cloning supervised_two supervised_all --seeds 0 1 2
     python -m benchmarks.hops --arms composed --seeds 0 1 2 3 4
-    python -m benchmarks.hops --arms composed_six --seeds 0 --policy starts/parts_last/base --folder runs/parts_last
+    python -m benchmarks.hops --arms composed_six supervised_six --seeds 0 --policy starts/parts_last/base
     python -m benchmarks.hops --arms outcome_credit turn_credit --seeds 0 1 2 3 4 5 6 7
 
 Each arm is configs/quickstart.py with the settings of `ARMS`. The start was shown chains of at most two hops
@@ -205,6 +205,12 @@ ARMS = {
         (*_SUPERVISED, 'schedule.hop_ratio=(0,1,2,2)', 'solver.steps=72', _CURVE),
         'labels lead composing after as many steps: .80 or more with four hops (its mean is .78)',
         '.74 or less (below its lowest seed)',
+    ),
+    'supervised_six': Arm(
+        'given questions of the lengths that composing asks for up to six hops, three times the steps',
+        (*_SUPERVISED, 'schedule.hop_ratio=(0,1,1,1,2,2)', 'solver.steps=72', _CURVE),
+        "labels lead composing from the start 'parts last', too: .05 or more above it with five hops",
+        'less than .05 above it with five hops',
     ),
     'outcome_credit': Arm(
         'given questions, credit for the outcome', (*_CREDIT, 'solver.advantage=group')
