@@ -33,6 +33,14 @@ from .types import contents as contents
 from .types import split as split
 
 _FILE = 'passages.sqlite'
+# Words; the 256 tokens that text encoders read have fewer.
+_LONG_PASSAGE = 250
+# Tags and references of HTML; UTF-8 read as Latin-1 or as something else.
+_DAMAGED = re.compile(
+    r'</?(?:p|div|span|br|a|li|td)\b[^<>]*>|&(?:[a-z]+|#\d+);|[ÂÃ][\x80-\xbf]|â€|\ufffd'
+)
+# Share of the passages above which it is no accident.
+_MANY = 0.01
 _TABLES = """
 create table passages (row integer primary key, id text not null, contents text not null);
 create table documents (start integer primary key, title text not null);
@@ -181,12 +189,15 @@ def write(
     skipped = BadLines(source, strict, otherwise=' or pass --skip-bad-lines')
     digest = hashlib.sha256()
     count = 0
+    long = damaged = 0
     with _database(folder) as database, progress.bar(None, 'passages', 'read') as bar:
         for record in _added(database, read(source, skipped, passage_words, fields)):
             line = f'{record.id}\n{record.contents}'.encode()
             # The length is hashed too, so that moving a character between two passages changes the digest.
             digest.update(len(line).to_bytes(8, 'little') + line)
             count += 1
+            long += len(record.contents.split()) > _LONG_PASSAGE
+            damaged += _DAMAGED.search(record.contents) is not None
             bar.update()
         # The file is empty or has bad lines only.
         if not count:
@@ -199,7 +210,22 @@ def write(
         logging.warning(
             '%s: bad lines skipped: %d, passages kept: %d', source, skipped.count, count
         )
+    _warn_of_passages(source, count, long, damaged)
     return {'sha256': digest.hexdigest(), 'passages': count, 'skipped': skipped.count}
+
+
+def _warn_of_passages(source: pathlib.Path, count: int, long: int, damaged: int) -> None:
+    """Warns of passages that are read in part, and of many that are damaged."""
+    if long:
+        logging.warning(
+            f'{source}: {long} of {count} passages have more than {_LONG_PASSAGE} words; text encoders and policies '
+            'may read only their beginning, so cut them with --passage-words=100'
+        )
+    if damaged > _MANY * count:
+        logging.warning(
+            f'{source}: {damaged} of {count} passages have tags or references of HTML, or characters of a wrong '
+            'encoding such as Ã©, which a policy reads as they are; convert them, for example with pandoc -t plain'
+        )
 
 
 def _connect(path: pathlib.Path, options: str) -> sqlite3.Connection:

@@ -240,7 +240,8 @@ def _prefixes(
     # A wrong prefix lowers recall without any error, so none is guessed.
     if query_prefix is None or passage_prefix is None:
         raise RetrievalError(
-            f"{folder}: does not say its prefixes; name them ('query: ' and 'passage: ' for E5, '' and '' for none)"
+            f"{folder}: does not say its prefixes; give both --query-prefix and --passage-prefix ('query: ' and "
+            "'passage: ' for E5, '' and '' for none)"
         )
     return query_prefix, passage_prefix
 

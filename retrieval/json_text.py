@@ -36,6 +36,8 @@ _SIGNATURES = {
 }
 _HTML_STARTS = (b'<!doctype html', b'<html')
 _HTML = ('HTML', 'convert it, for example with pandoc -t plain')
+_ROFF_STARTS = (b'.\\"', b'\'\\"', b'.th ', b'.dd ')
+_ROFF = ('a manual page in roff', 'convert it, for example with pandoc -f man -t plain')
 _UTF8_MARK = b'\xef\xbb\xbf'
 _TYPES = {
     dict: 'object',
@@ -134,8 +136,11 @@ def kind_of(data: bytes) -> tuple[str, str]:
     for signature, kind in _SIGNATURES.items():
         if data.startswith(signature):
             return kind
-    if data[:1000].removeprefix(_UTF8_MARK).lstrip().lower().startswith(_HTML_STARTS):
+    beginning = data[:1000].removeprefix(_UTF8_MARK).lstrip().lower()
+    if beginning.startswith(_HTML_STARTS):
         return _HTML
+    if beginning.startswith(_ROFF_STARTS):
+        return _ROFF
     return '', ''
 
 

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Generator, Iterator, Mapping
 from typing import Any, BinaryIO
 
+import numpy as np
 import zstandard
 
 from . import json_text
@@ -149,7 +150,7 @@ def _parquet_rows(source: pathlib.Path) -> Iterator[tuple[int, Row]]:
     """Yields (row number, row) of a Parquet file."""
     try:
         # Imported here: an optional package that only this form needs.
-        from pyarrow import ArrowException, float32, float64, string
+        from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
     except ImportError:
         raise RetrievalError(
@@ -159,14 +160,13 @@ def _parquet_rows(source: pathlib.Path) -> Iterator[tuple[int, Row]]:
         number = 0
         with source.open('rb') as stream, ParquetFile(stream) as file:
             json_text.refuse_repeated(file.schema_arrow.names, 'column')
+            # Columns of single precision, or with such numbers in them.
+            single = [field.name for field in file.schema_arrow if _has_single(field.type)]
             for batch in file.iter_batches(_BATCH_ROWS):
-                for index, field in enumerate(batch.schema):
-                    if field.type == float32():
-                        # By their shortest decimals: 2.3, not 2.299999952316284.
-                        column = batch[index].cast(string()).cast(float64())
-                        batch = batch.set_column(index, field.name, column)
                 for row in batch.to_pylist():
                     number += 1
+                    for name in single:
+                        row[name] = _shortest(row[name])
                     yield number, row
     except (ArrowException, ValueError) as error:
         # pyarrow raises ValueError for a text that is no UTF-8, and for two fields of one name inside a column.
@@ -174,6 +174,25 @@ def _parquet_rows(source: pathlib.Path) -> Iterator[tuple[int, Row]]:
             f'{source}: cannot be read as Parquet ({first_line(error)}); write it again without that, or write JSON '
             'lines'
         ) from None
+
+
+def _has_single(kind: Any) -> bool:
+    """Returns whether a type of Parquet is float32, or has it in it."""
+    from pyarrow import float32
+
+    parts = [kind.field(index).type for index in range(kind.num_fields)]
+    return kind == float32() or any(map(_has_single, parts))
+
+
+def _shortest(value: Any) -> Any:
+    """Returns a value with the shortest decimals of its single-precision numbers: 2.3, not 2.299999952316284."""
+    if isinstance(value, float):
+        return float(str(np.float32(value)))
+    if isinstance(value, list):
+        return list(map(_shortest, value))
+    if isinstance(value, dict):
+        return {name: _shortest(part) for name, part in value.items()}
+    return value
 
 
 def _lines(source: pathlib.Path) -> Generator[bytes, None, None]:
@@ -216,7 +235,8 @@ def _decompressed(stream: BinaryIO, suffix: str) -> Any:
 # Names that public corpora and search servers give the fields of a passage, in the order in which they are looked for.
 # `contents` has the wire form; the others are plain.
 FIELD_NAMES = {
-    'id': ('id', '_id', 'docid', 'doc_id', 'pid', 'passage_id'),
+    # Of passages of MS MARCO v2, `docid` names the document.
+    'id': ('id', '_id', 'pid', 'passage_id', 'docid', 'doc_id'),
     'text': ('contents', 'text', 'passage', 'content', 'body', 'page_content', 'snippet'),
     'title': ('title',),
 }
@@ -229,8 +249,9 @@ _LISTED_FIELDS = 8
 def record_of(row: Mapping[str, Any], fields: Mapping[str, str]) -> Record:
     """Returns the passage in a row of a corpus file.
 
-    The id is a text or whole number under `id`, `_id`, `docid`, `doc_id`, `pid` or `passage_id`. The text is under
-    `contents`, in wire form, or else under another name of `FIELD_NAMES`; `title` may be missing. A
+    The id is a text or whole number under `id`, `_id`, `pid`, `passage_id`, `docid` or `doc_id`. The text is under
+    `contents`, in wire form, or else under another name of `FIELD_NAMES`; `title` may be missing, or in an object
+    `metadata` as LangChain has it. A
     `document_name` separates documents of the same title. Of several names the first in this order with a value is
     read. Other fields are ignored.
 
@@ -262,8 +283,12 @@ def record_of(row: Mapping[str, Any], fields: Mapping[str, str]) -> Record:
     if row[text_name] is None:
         raise Unusable(f'"{text_name}" is null; give a text')
     text = _text_in(row, text_name)
+    has_title_inside = not title_name and isinstance(row.get('metadata'), Mapping)
+    stated_title = (
+        _text_in(row['metadata'], 'title') if has_title_inside else _text_in(row, title_name)
+    )
     # Blanks and line feeds of a title would break its line.
-    title = ' '.join(_text_in(row, title_name).split())
+    title = ' '.join(stated_title.split())
     document = _text_in(row, 'document_name')
     if text_name == _WIRE:
         own_title, body = split(text)

@@ -187,14 +187,20 @@ def files_of(source: pathlib.Path) -> list[pathlib.Path]:
 
 
 def visible_files(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Returns all files below a folder but hidden ones, such as those in `.git` and `.venv`."""
+    """Returns all files below a folder, also in linked ones, but hidden ones such as those in `.git` and `.venv`."""
     paths = []
-    for path in folder.rglob('*'):
-        parts = path.relative_to(folder).parts
-        is_hidden = any(part.startswith('.') for part in parts)
-        if not is_hidden and path.is_file():
-            paths.append(path)
-    # `rglob` has no fixed order, but row numbers must be reproducible.
+    visited = set()
+    for place, subfolders, names in os.walk(folder, followlinks=True):
+        real_place = os.path.realpath(place)
+        # A folder with two names is read once; a link may lead back to a folder above it.
+        if real_place in visited:
+            subfolders.clear()
+            continue
+        visited.add(real_place)
+        # Sorted, so that it is always the same of two names.
+        subfolders[:] = sorted(name for name in subfolders if not name.startswith('.'))
+        visible = [pathlib.Path(place, name) for name in names if not name.startswith('.')]
+        paths += [path for path in visible if path.is_file()]
     return sorted(paths)
 
 

@@ -510,7 +510,7 @@ def check_sampling(temperature: Any, **whole_numbers: Any) -> None:
 
 
 def check_tools(tools: Any) -> None:
-    """Refuses tools that are not a list of names and Tool objects, or Tool objects that fail their own check.
+    """Refuses what is not a list of names and Tool objects, two tools of one name, and Tools that fail their check.
 
     Raises:
       UserError: one line.
@@ -528,6 +528,12 @@ def check_tools(tools: Any) -> None:
                 tool.check()
             except ValueError as error:
                 raise UserError(f'sample_rollouts: a tool cannot be used: {error}') from None
+    names = [tool.name if isinstance(tool, Tool) else tool for tool in tools]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(
+                f'sample_rollouts: tools: two have the name {name!r}; leave one out or rename it'
+            )
 
 
 def check_rollouts(function: str, rollouts: Any) -> None:

@@ -280,6 +280,18 @@ def test_an_unusable_line_is_named(tmp_path):
     check_table(pathlib.Path(__file__).parent / 'bad_tasks.txt', {'load': load}, tmp_path)
 
 
+def test_published_rubrics_keep_their_weights(tmp_path):
+    path = tmp_path / 'tasks.jsonl'
+    rubrics = [
+        {'criterion': 'Names a dose.', 'points': 5, 'tags': ['axis:accuracy']},
+        {'criterion': 'Scares the reader.', 'points': -3, 'tags': []},
+    ]
+    path.write_text(json.dumps({'task': 'How much?', 'rubrics': rubrics}))
+    (task,) = question_sets.load_tasks(str(path))
+    weights = {rubric['text']: rubric['weight'] for rubric in task.question.rubrics}
+    assert weights == {'Names a dose.': 5, 'Scares the reader.': -3}
+
+
 def test_a_prompt_that_is_too_long_is_found_before_anything_is_played(tmp_path):
     tasks = write_tasks(tmp_path / 'tasks.jsonl', 3)
     long = dataclasses.replace(tasks[1].question, text='x' * 41)

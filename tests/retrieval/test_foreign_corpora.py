@@ -151,6 +151,44 @@ def test_a_build_counts_the_files_that_it_does_not_read(tmp_path, caplog, user_r
     user_reads(f'said: {record.message}')
 
 
+def test_linked_folders_are_read_once_and_no_circle_is_followed(tmp_path):
+    texts = tmp_path / 'texts'
+    (tmp_path / 'elsewhere').mkdir()
+    (texts / '.git').mkdir(parents=True)
+    for path in (texts / 'z.txt', texts / '.git' / 'a.txt', tmp_path / 'elsewhere' / 'a.txt'):
+        path.write_text('Gumu\nA town.')
+    for name in ('linked', 'linked_again'):
+        (texts / name).symlink_to(tmp_path / 'elsewhere')
+    (tmp_path / 'elsewhere' / 'up').symlink_to(texts)
+    assert [record.id for _, record in corpus.read(texts)] == ['linked/a.txt#0', 'z.txt#0']
+
+
+def test_long_passages_are_said_once(tmp_path, caplog):
+    path = tmp_path / 'c.jsonl'
+    texts = ['A town.', 'A town. ' * 200, 'A river. ' * 126]
+    lines = [json_line({'id': number, 'text': text}) for number, text in enumerate(texts)]
+    path.write_bytes(b''.join(lines))
+    for folder in ('long', 'cut'):
+        (tmp_path / folder).mkdir()
+    corpus.write(path, tmp_path / 'long')
+    (record,) = caplog.records
+    assert '2 of 3 passages have more than 250 words' in record.message
+    corpus.write(path, tmp_path / 'cut', passage_words=100)
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize('text', ['<p>A town.</p>', 'Lomi &amp; Gumu', 'A cafÃ©.', 'A town’s'])
+def test_damaged_passages_are_said_once(tmp_path, text, caplog):
+    path = tmp_path / 'c.jsonl'
+    lines = [json_line({'id': number, 'text': text}) for number in range(3)]
+    path.write_bytes(b''.join(lines))
+    corpus.write(path, tmp_path)
+    messages = [record.message for record in caplog.records]
+    is_damaged = '’' not in text
+    assert len(messages) == is_damaged
+    assert all('3 of 3 passages have tags or references of HTML' in line for line in messages)
+
+
 @pytest.fixture(scope='module')
 def parquet():
     return pytest.importorskip('pyarrow.parquet')

@@ -180,6 +180,16 @@ def test_sentences_that_occur_twice_are_not_asked_about():
     assert not any('famous' in question['question'] for question in built.questions)
 
 
+def test_sentences_that_differ_in_the_blank_alone_are_not_asked_about():
+    text = 'The people of the old town near the bridge met the famous {} in the year.'
+    names = [f'Lomi{chr(97 + number)}' for number in range(40)]
+    records = [Record(name, contents('The bridge', text.format(name))) for name in names]
+    records += towns(40, sentences=4)
+    built = build(records, count=40)
+    questions = [question['question'] for question in built.questions]
+    assert len(questions) == 40 and not any('famous' in question for question in questions)
+
+
 def test_other_languages_are_neither_asked_about_nor_trained_on():
     sentences = (
         'Die alte Stadt Lomi wurde im Jahr 1203 von den Mönchen am Ufer gegründet.',

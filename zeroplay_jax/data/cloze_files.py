@@ -402,15 +402,23 @@ def _take(
 ) -> list[dict[str, Any]]:
     """Returns at most `count` questions: one from every passage, then a second one from every passage, and so on.
 
-    The first passages of all documents come before their second ones.
+    The first passages of all documents come before their second ones. A question that several sentences give has as
+    many answers, and is left out.
     """
+    asked = collections.Counter(
+        question['question'].lower()
+        for document in questions_of
+        for questions in document
+        for question in questions
+    )
     ranked = []
     for document_number, document in enumerate(questions_of):
         # Passages without questions do not count, so that every document with a question has one of the first rank.
         asked_passages = [questions for questions in document if questions]
         for passage_number, questions in enumerate(asked_passages):
             for number, question in enumerate(questions):
-                ranked.append(((number, passage_number, document_number), question))
+                if asked[question['question'].lower()] == 1:
+                    ranked.append(((number, passage_number, document_number), question))
     ranked.sort(key=lambda item: item[0])
     return [question for _, question in ranked[:count]]
 

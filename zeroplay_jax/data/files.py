@@ -238,9 +238,10 @@ def numbered_open_tasks(path: str) -> Iterator[tuple[int, Question, Json]]:
         items = record.get('rubrics')
         rubrics = list(map(_rubric, items)) if isinstance(items, list) else []
         if not rubrics or not all(rubrics):
+            item = f'; item {rubrics.index({}) + 1} is neither' if rubrics else ''
             raise UserError(
                 f'{path}, line {number}: "rubrics" must be a list of texts, one per criterion to grade, or of '
-                '{"text", "weight"}'
+                f'{{"text", "weight"}}{item}'
             )
         if len({rubric['text'] for rubric in rubrics}) < len(rubrics):
             raise UserError(
@@ -256,6 +257,9 @@ def numbered_open_tasks(path: str) -> Iterator[tuple[int, Question, Json]]:
 def _rubric(item: Any) -> Json:
     """Returns an item of "rubrics" as {'text', 'priority'} and, where it has one, 'weight'; {} for another value."""
     rubric = item if isinstance(item, dict) else {'text': item}
+    if rubric.keys() == {'criterion', 'points', 'tags'}:
+        # HealthBench's names; the tags are its statistics'.
+        rubric = {'text': rubric['criterion'], 'weight': rubric['points']}
     weight = rubric.get('weight', 1)
     # Not isinstance, because bool is a subclass of int.
     has_weight = type(weight) in (int, float) and math.isfinite(weight)
@@ -368,9 +372,10 @@ def hops(path: str, number: int, record: Json) -> int:
       UserError: the number is missing or not a whole number from 1 on.
     """
     value = record.get('hops')
-    # A TSV has texts only.
-    if isinstance(value, str) and value.isdecimal():
-        value = int(value)
+    # A TSV has texts only; pandas writes 2.0 for whole numbers beside an empty cell.
+    digits = str(value).removesuffix('.0')
+    if digits.isdecimal():
+        value = int(digits)
     # isinstance would accept true, because bool is a subclass of int.
     if type(value) is not int or value < 1:
         description = 'missing' if value is None else repr(value)
@@ -496,7 +501,9 @@ def accepted_answers(record: Json) -> list[str]:
       ValueError: there is no answer, one is empty or of another type, or another field has other answers.
     """
     # Columns of a table have null where a line has nothing.
-    names = [name for name in ANSWER_FIELDS if record.get(name) is not None]
+    stated = [name for name in ANSWER_FIELDS if record.get(name) is not None]
+    # Some sets have an empty field beside the one in use.
+    names = [name for name in stated if record[name] not in ('', [])] or stated
     if not names:
         present = [name for name in ANSWER_FIELDS if name in record]
         if present:
