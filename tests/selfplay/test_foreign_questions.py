@@ -222,7 +222,10 @@ def test_references_of_html_are_said_once(tmp_path, caplog, user_reads):
     user_reads(record.message)
 
 
-@pytest.mark.parametrize('answer', ['Ã©tÃ©', 'l’Ã©', 'â€œyesâ€\x9d', 'ete\ufffd', 'nan'])
+@pytest.mark.parametrize(
+    'answer',
+    ['<answer>a</answer>', '\\boxed{4}', 'Ã©tÃ©', 'l’Ã©', 'â€œyesâ€\x9d', 'ete\ufffd', 'nan'],
+)
 @pytest.mark.fault('user-43', 'answers of a wrong encoding, or nan')
 def test_answers_that_a_conversion_damaged_are_said(answer, tmp_path, caplog, user_reads):
     path = write(tmp_path / 'q.jsonl', {'question': 'Q', 'answer': answer})

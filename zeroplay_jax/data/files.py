@@ -104,8 +104,8 @@ def numbered_lines(path: str, *required: str, answered: bool = True) -> Iterator
                     continue
                 if answered and any(map(_is_damaged, accepted_answers(record))):
                     warn_once(
-                        f'{path}: answers have references of HTML such as &amp;, characters of a wrong encoding such '
-                        'as Ã©, or nan for none, which no policy writes; repair them'
+                        f'{path}: answers have references of HTML such as &amp;, tags such as <answer>, characters of '
+                        'a wrong encoding such as Ã©, or nan for none, which no policy writes; repair them'
                     )
             except ValueError as error:
                 unusable += 1
@@ -424,8 +424,9 @@ _NAME_OF_CHOICE = re.compile(r'\(?(?:\d{1,2}|[A-Za-z])[).]?')
 _RESULT_MARK = '####'
 _TRUTH_VALUES = {'true': True, 'false': False, '1': True, '0': False, '1.0': True, '0.0': False}
 _YES_OR_NO = {'true': 'yes', 'false': 'no'}
-# References of HTML; UTF-8 read as Latin-1 or as something else; what pandas writes where nothing was.
-_DAMAGED = re.compile(r'&(?:[a-z]+|#\d+);|[ÂÃ][\x80-\xbf]|â€|\ufffd|^nan$')
+# References of HTML; tags and boxes of prompts; UTF-8 read as Latin-1 or as something else; what pandas writes where
+# nothing was.
+_DAMAGED = re.compile(r'&(?:[a-z]+|#\d+);|</?answer>|\\boxed\{|[ÂÃ][\x80-\xbf]|â€|\ufffd|^nan$')
 # What a program of tables makes of whole numbers.
 _WHOLE = re.compile(r'\s*(-?\d+)\.0\s*')
 # First and last characters of a list or object that is written as a text.
