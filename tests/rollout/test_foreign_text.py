@@ -51,6 +51,16 @@ def test_a_text_without_tags_has_the_ids_it_always_had(codec, syntax):
     assert env.escaped(text) == text
 
 
+@pytest.mark.parametrize('syntax', SYNTAXES)
+def test_results_that_are_cut_off_are_said_once(codec, syntax, caplog):
+    observed(codec, syntax, 'ab ' * 10, limit=199)
+    assert not caplog.records
+    for text in ('ab ' * 300, quoted_text(300), 'ab ' * 300):
+        observed(codec, syntax, text, limit=200 + list(SYNTAXES).index(syntax))
+    (record,) = caplog.records
+    assert 'results of search fill config.rollout.observation_tokens=' in record.message
+
+
 def quoted_text(words):
     """Every other character needs a JSON escape."""
     return '"a"\n' * words

@@ -6,6 +6,8 @@ An environment knows text, tools and limits. It knows neither the sampler nor th
 from __future__ import annotations
 
 import dataclasses
+import functools
+import logging
 import re
 from collections.abc import Mapping, Sequence
 
@@ -229,4 +231,17 @@ class Environment:
         if message and number >= enough:
             # First, because the end of a long result is cut.
             text = f'{message}\n{text}'
-        return self.syntax.wrap(self.codec, text, limit)
+        ids = self.syntax.wrap(self.codec, text, limit)
+        # A character or an escape that does not fit leaves up to two ids free.
+        if call.error is None and len(ids) > limit - 3:
+            _warn_of_cut(call.tool, limit)
+        return ids
+
+
+@functools.lru_cache
+def _warn_of_cut(tool: str, limit: int) -> None:
+    """Warns once per tool of results of which the policy reads the beginning alone."""
+    logging.warning(
+        f'results of {tool} fill config.rollout.observation_tokens={limit}, and what is behind is cut off; raise it or '
+        'return less'
+    )
