@@ -18,7 +18,7 @@ from typing import Any, NoReturn, Protocol
 import httpx2
 
 from .corpus import DocumentPage, document_page
-from .replies import MalformedReply, page, parse_results, passages
+from .replies import MalformedReply, ReportedFailure, page, parse_results, passages
 from .types import (
     CannotOpen,
     Index,
@@ -179,8 +179,9 @@ class Http:
         self.problem = ''
         # Retries since the creation of this object; `Client.metrics` reports the increase.
         self.retried = 0
-        # Failed requests in a row, and the time (time.monotonic) until which nothing is sent.
+        # Failed requests in a row, why the last one failed, and the time (time.monotonic) until which nothing is sent.
         self._failures = 0
+        self._failure = ''
         self._paused_until = 0.0
         self._lock = threading.Lock()
         self._exchange = Exchange(self.timeout, self.reply_bytes, self.connections)
@@ -215,35 +216,54 @@ class Http:
         return results
 
     def ready(self) -> bool:
-        """Returns whether the server answers queries: whether GET /health succeeds.
+        """Returns whether the server answers queries: whether GET /health, if it has that page, and a query succeed.
 
-        Also sets `name` to the name of the index in the reply (its fingerprint), or to the address if the reply has
-        none. A server without /health (Search-R1's) gets a query instead, and `name` stays as it is.
+        Also sets `name` to the name of the index in the page (its fingerprint), or to the address if it has none.
+        Without the page, as on Search-R1's server, `name` stays as it is.
 
         Raises:
-          SearchFailed: the server redirects to another address.
+          SearchFailed: the server redirects to another address, or its reply to the query is not of the protocol.
         """
         request = 'GET /health'
         try:
             reply = self._exchange.send('GET', f'{self._base}/health')
             # FastAPI answers 404 for an unknown path, and 405 for a known path with another method.
             has_health = reply.status not in (404, 405)
-            if not has_health:
-                request = 'POST /retrieve'
-                body = {'queries': ['ready'], 'topk': 1, 'return_scores': True}
-                reply = self._exchange.send('POST', f'{self._base}/retrieve', body)
             self.problem = f'{request}: status {reply.status}'
-            if reply.status != 200 or not has_health:
-                return reply.status == 200
-            status = reply.json()
-        except (NoReply, ValueError, RecursionError) as error:
+            if has_health and reply.status != 200:
+                return False
+            if has_health:
+                # The client caches answers by this name: after a restart with another index it uses none of them.
+                self.name = self._name_in(reply)
+            request = 'POST /retrieve'
+            body = {'queries': ['ready'], 'topk': 1, 'return_scores': True}
+            reply = self._exchange.send('POST', f'{self._base}/retrieve', body)
+            self.problem = f'{request}: status {reply.status}'
+            if reply.status != 200:
+                # A server with that page may be busy.
+                return has_health
+            parse_results(reply.content, 1, passages)
+        except (NoReply, ValueError) as error:
             self.problem = f'{request}: {short(str(error))}'
             return False
-        # The client caches answers by this name: after a restart with another index it uses none of them.
-        self.name = self._base
-        if isinstance(status, dict) and isinstance(status.get('index'), str):
-            self.name = status['index']
+        except ReportedFailure as error:
+            self.problem = f'{request}: {error}'
+            return False
+        except MalformedReply as error:
+            # Unlike a failure, the form does not change while the caller waits.
+            raise SearchFailed(
+                f'{self._base}: a reply that is not of the protocol ({error}); serve one that is, or give another '
+                'address'
+            ) from None
         return True
+
+    def _name_in(self, page: Reply) -> str:
+        """Returns the name of the index in a page of /health, which may be no JSON; the address if there is none."""
+        with contextlib.suppress(ValueError, RecursionError):
+            status = page.json()
+            if isinstance(status, dict) and isinstance(status.get('index'), str):
+                return status['index']
+        return self._base
 
     def _request(
         self, path: str, body: dict[str, Any], count: int, read: Callable[[Any], Any]
@@ -266,7 +286,7 @@ class Http:
             # While nothing is sent, the request fails at once instead of waiting for a server that is down.
             if time.monotonic() < self._paused_until:
                 raise SearchFailed(
-                    f'{self._base} failed {self._failures} times in a row; nothing is sent for a while'
+                    f'{self._failure}; failed {self._failures} times in a row, so nothing is sent for a while'
                 )
         for attempt in range(self.retries + 1):
             pause = min(self.longest_pause, self.pause * 2**attempt)
@@ -287,7 +307,7 @@ class Http:
                     except MalformedReply as error:
                         reason = f'a reply that is not of the protocol ({error})'
                     else:
-                        self._record_outcome(failed=False)
+                        self._record_outcome('')
                         return results
                 # Overload and server errors can be temporary, so the request is repeated.
                 elif reply.status == 429 or reply.status >= 500:
@@ -295,14 +315,15 @@ class Http:
                     pause = max(pause, self._retry_after(reply))
                 else:
                     # The server works, so this does not count as a failure: it refuses this request only.
-                    self._record_outcome(failed=False)
+                    self._record_outcome('')
                     self._raise_refusal(path, reply)
             # No pause after the last attempt.
             if attempt < self.retries:
                 self.retried += 1
                 time.sleep(pause)
-        self._record_outcome(failed=True)
-        raise SearchFailed(f'{self._base}: {reason}, {self.retries + 1} attempts')
+        failure = f'{self._base}: {reason}, {self.retries + 1} attempts'
+        self._record_outcome(failure)
+        raise SearchFailed(failure)
 
     def _raise_refusal(self, path: str, reply: Reply) -> NoReturn:
         """Raises CannotOpen if the server lacks /open, else RetrievalError; for replies with status 4xx but 429."""
@@ -322,12 +343,17 @@ class Http:
             return 0.0
         return min(float(seconds), self.longest_pause)
 
-    def _record_outcome(self, failed: bool) -> None:
-        """Counts failed requests in a row; from the `breaker`-th on, each starts a pause of `breaker_seconds`."""
+    def _record_outcome(self, failure: str) -> None:
+        """Counts failed requests in a row; from the `breaker`-th on, each starts a pause of `breaker_seconds`.
+
+        Args:
+          failure: why the request failed; '' if it did not.
+        """
         with self._lock:
-            if not failed:
+            if not failure:
                 self._failures = 0
                 return
+            self._failure = failure
             self._failures += 1
             if self._failures >= self.breaker:
                 self._paused_until = time.monotonic() + self.breaker_seconds

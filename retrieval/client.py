@@ -27,7 +27,7 @@ from .corpus import DocumentPage
 from .types import CannotOpen, Passage, RetrievalError, SearchFailed
 
 # Characters of the last failure that an error quotes.
-_QUOTED_CHARACTERS = 200
+_QUOTED_CHARACTERS = 300
 
 # Stands for the answer to a request that failed. None would not do, because it is a valid answer of `open`.
 _FAILED: Any = object()
@@ -67,7 +67,7 @@ class Client:
           pause: seconds between two attempts.
 
         Raises:
-          RetrievalError: it does not answer within `seconds`, or redirects to another address.
+          RetrievalError: it does not answer within `seconds`, or redirects or replies in another form.
         """
         # The monotonic clock, because the time of day can be set back.
         deadline = time.monotonic() + seconds

@@ -19,12 +19,18 @@ _ID_FIELDS = FIELD_NAMES['id']
 _ID_DIGITS = 16
 # Bytes of a reply that are looked at for a quotation.
 _QUOTED_BYTES = 400
-# Values of "status" in replies with an error.
-_FAILURES = ('error', 'failed', 'failure')
+# Fields in which servers report with status 200 that a search, or a part of it, failed (`_reports_failure`).
+_REPORTS = ('error', 'errors', 'success', 'status', 'code', 'status_code', 'timed_out', '_shards')
+# Fields that say why.
+_WORDS = ('error', 'errors', 'message', 'detail')
 
 
 class MalformedReply(Exception):
     """A reply is not of the protocol; the message says which part of it."""
+
+
+class ReportedFailure(MalformedReply):
+    """A reply says that the search failed, which may be temporary; the message has the server's words."""
 
 
 def parse_results(body: bytes, count: int, read: Callable[[Any], Any]) -> list[Any]:
@@ -36,6 +42,7 @@ def parse_results(body: bytes, count: int, read: Callable[[Any], Any]) -> list[A
       read: `passages` or `page`.
 
     Raises:
+      ReportedFailure: it says that a part of the search failed, whatever results it has.
       MalformedReply: the body, or a result, has another form.
     """
     try:
@@ -46,20 +53,43 @@ def parse_results(body: bytes, count: int, read: Callable[[Any], Any]) -> list[A
         reason = str(error).partition(';')[0]
         text = short(body[:_QUOTED_BYTES].decode('utf-8', 'replace'))
         raise MalformedReply(f'{reason}: {text}') from None
-    if not isinstance(reply.get('result'), list):
-        # Some servers report errors with status 200.
+    rows = reply.get('result')
+    failing = {
+        name: reply[name]
+        for name in _REPORTS
+        if name in reply and _reports_failure(name, reply[name])
+    }
+    if failing:
+        # The reason comes first, because the quotation is cut.
+        words = {name: reply[name] for name in _WORDS if reply.get(name)}
+        others = {name: value for name, value in reply.items() if name != 'result'}
+        text = short(json.dumps(words | failing | others, ensure_ascii=False))
+        raise ReportedFailure(f'it reports an error: {text}')
+    if not isinstance(rows, list):
         text = short(json.dumps(reply, ensure_ascii=False))
         raise MalformedReply(f'no list "result" in {text}')
-    rows = reply.pop('result')
-    # Some give an error and no results, as if nothing had been found.
-    is_failure = reply.get('error') or reply.get('success') is False
-    if is_failure or str(reply.get('status')).lower() in _FAILURES:
-        text = short(json.dumps(reply, ensure_ascii=False))
-        raise MalformedReply(f'an error beside "result": {text}')
     # Results are matched to queries by position.
     if len(rows) != count:
         raise MalformedReply(f'{len(rows)} results for {count} queries')
     return [read(row) for row in rows]
+
+
+def _reports_failure(field: str, value: Any) -> bool:
+    """Returns whether a field of `_REPORTS` says with this value that the search, or a part of it, failed."""
+    # Some servers write booleans and numbers as texts.
+    word = str(value).lower()
+    if field in ('error', 'errors'):
+        # There may be one for each query.
+        return any(value) if isinstance(value, list) else bool(value) and word != 'false'
+    if field == 'success':
+        return word == 'false'
+    if field == 'timed_out':
+        return word == 'true'
+    if field == '_shards':
+        # Of Elasticsearch: {'total', 'successful', 'failed'}.
+        return isinstance(value, Mapping) and bool(value.get('failed'))
+    is_number = word.isdecimal() and float(word) >= 400
+    return is_number or word.startswith(('error', 'fail'))
 
 
 def passages(row: Any) -> list[Passage]:

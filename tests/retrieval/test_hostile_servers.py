@@ -87,6 +87,48 @@ def test_a_server_that_is_not_ready_is_named_with_the_reason(fake, name, user_me
         Client(http(fake)).wait_until_ready(0.05, pause=0.01)
 
 
+UNREADABLE = {
+    'a text under another name': (
+        {'result': [[{'document': {'id': '7', 'title': 'T', 'passage_text': 'x'}}]]},
+        '"document" has no "contents".*passage_text',
+    ),
+    'fewer results than queries': ({'result': []}, '0 results for 1 queries'),
+}
+
+
+@pytest.mark.parametrize('health', [200, 404])
+@pytest.mark.parametrize('name', UNREADABLE)
+def test_a_form_that_cannot_be_read_is_named_before_a_run_and_when_nothing_is_sent(
+    fake, name, health
+):
+    reply, reason = UNREADABLE[name]
+    fake.health = (health, b'')
+    fake.script = [(200, reply)] * 10
+    client = Client(http(fake))
+    with refused(f'not of the protocol .*{reason}.*serve one that is'):
+        client.wait_until_ready(1, pause=0.01)
+    for query in map(str, range(7)):
+        assert client.retrieve([query], 1) == [None]
+    assert len(fake.seen) == 6
+    with refused(f'7 of 7 .*{reason}.*failed 5 times in a row, so nothing is sent'):
+        client.check_failure_rate()
+
+
+def test_a_server_that_reports_a_failure_is_waited_for(fake):
+    loading = (200, {'error': 'index is loading'})
+    fake.script = [loading, loading, 'ok']
+    client = Client(http(fake))
+    with refused(r'not ready after 0 s \(POST /retrieve: it reports.*index is loading'):
+        client.wait_until_ready(0, pause=0.01)
+    client.wait_until_ready(10, pause=0.01)
+    assert not fake.script
+
+
+def test_a_busy_server_with_a_health_page_is_ready(fake):
+    fake.script = [(503, {})]
+    assert http(fake).ready() and len(fake.seen) == 1
+
+
 REDIRECT = (307, b'', [('Location', '/other/retrieve')])
 
 
@@ -206,6 +248,5 @@ def test_an_endless_reply_takes_no_memory(fake, behaviour, reason):
 def test_an_odd_health_page_is_not_the_name_of_an_index(fake, status):
     fake.health = (200, status)
     backend = http(fake)
-    backend.ready()
-    assert backend.name == fake.url
+    assert backend.ready() and backend.name == fake.url
     assert Client(backend).retrieve(['q'], 1)[0][0]['id'] == '7'

@@ -47,7 +47,15 @@ def test_a_row_of_another_form_is_not_an_empty_one(fake, name, user_meets):
         client.check_failure_rate()
 
 
-@pytest.mark.parametrize('fields', [{'error': None}, {'success': True, 'status': 'ok'}])
+NO_FAILURES = [
+    {'error': None, 'errors': [None], 'timed_out': False, '_shards': {'total': 5, 'failed': 0}},
+    {'error': False, 'errors': [], 'success': True, 'status': 'ok', 'code': 0},
+    {'error': '', 'errors': None, 'success': 'true', 'status': 'success', 'code': '200'},
+    {'error': 'false', 'errors': {}, 'success': 1, 'status': 200, 'timed_out': 'false'},
+]
+
+
+@pytest.mark.parametrize('fields', NO_FAILURES)
 def test_no_error_beside_the_results_is_no_failure(fake, fields):
     reply = json.dumps({'result': [[]]} | fields).encode()
     assert client_of(fake, reply).retrieve(['q'], 1) == [[]]
