@@ -220,6 +220,18 @@ def test_of_several_calls_in_a_reply_the_first_is_made(serve):
     assert len(sent['tool_calls']) == 1 and answered['tool_call_id'] == 'c0'
 
 
+@pytest.mark.parametrize('others', [{}, {'tool_calls': None}, {'tool_calls': []}])
+def test_a_call_in_the_older_form_is_made_and_answered_in_it(serve, others):
+    function = {'name': 'search', 'arguments': '{"query_list": ["Ann"]}'}
+    older = text(None, function_call=function, finish_reason='function_call') | others
+    server = serve([older, text('<answer>Bob</answer>', function_call=None)])
+    (result,), _, (rollout,) = play(server)
+    assert (result.score, rollout.calls[0].queries) == (1.0, ['Ann'])
+    _, sent, answered = server.bodies[1]['messages']
+    assert sent['function_call'] == function and 'Ann' in answered.pop('content')
+    assert answered == {'role': 'function', 'name': 'search'}
+
+
 def test_a_call_in_the_text_is_made_too(serve):
     written = '<tool_call>{"name": "search", "arguments": {"query_list": ["Ann"]}}</tool_call>'
     server = serve([text(f'{written} then'), text('<answer>Bob</answer>')])
@@ -276,6 +288,7 @@ def test_samples_and_ways_of_answering(serve):
             r'did not end by itself \(finish_reason content_',
         ),
         (text(None, tool_calls=['x']), 'TypeError'),
+        (text(None, function_call='search'), 'AttributeError'),
     ],
 )
 def test_a_server_that_does_not_answer_is_one_line(serve, reply, line):

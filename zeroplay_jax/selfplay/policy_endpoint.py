@@ -197,7 +197,10 @@ class ServedModel:
 
 def _first_call(message: Json) -> Json:
     """Returns the first call of a message, {} without one; a turn has one call, and the others are dropped."""
-    return (message.get('tool_calls') or [{}])[0]
+    if message.get('tool_calls'):
+        return message['tool_calls'][0]
+    # Older servers have one call and no ids.
+    return {'function': message['function_call']} if message.get('function_call') else {}
 
 
 def _content(call: Json) -> Json:
@@ -225,5 +228,8 @@ def _exchange(message: Json, text: str, observation: str) -> list[Json]:
     if not isinstance(_content(call)['arguments'], dict):
         # Chat templates read them as JSON.
         function['arguments'] = '{}'
+    if not message.get('tool_calls'):
+        answer = {'role': 'function', 'name': function.get('name'), 'content': result}
+        return [{**message, 'function_call': function}, answer]
     sent = {**message, 'tool_calls': [{**call, 'function': function}]}
     return [sent, {'role': 'tool', 'tool_call_id': call.get('id'), 'content': result}]
