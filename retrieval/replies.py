@@ -88,8 +88,9 @@ def _reports_failure(field: str, value: Any) -> bool:
     if field == '_shards':
         # Of Elasticsearch: {'total', 'successful', 'failed'}.
         return isinstance(value, Mapping) and bool(value.get('failed'))
-    is_number = word.isdecimal() and float(word) >= 400
-    return is_number or word.startswith(('error', 'fail'))
+    # Codes of other kinds may be larger: some servers write 20000 for a success.
+    is_failed_code = word.isdecimal() and 400 <= float(word) < 600
+    return is_failed_code or word.startswith(('error', 'fail'))
 
 
 def passages(row: Any) -> list[Passage]:

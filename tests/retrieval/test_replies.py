@@ -50,7 +50,14 @@ def test_a_row_of_another_form_is_not_an_empty_one(fake, name, user_meets):
 NO_FAILURES = [
     {'error': None, 'errors': [None], 'timed_out': False, '_shards': {'total': 5, 'failed': 0}},
     {'error': False, 'errors': [], 'success': True, 'status': 'ok', 'code': 0},
-    {'error': '', 'errors': None, 'success': 'true', 'status': 'success', 'code': '200'},
+    {
+        'error': '',
+        'errors': None,
+        'success': 'true',
+        'status': 'success',
+        'code': '200',
+        'status_code': 20000,
+    },
     {'error': 'false', 'errors': {}, 'success': 1, 'status': 200, 'timed_out': 'false'},
 ]
 
