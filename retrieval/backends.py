@@ -239,6 +239,10 @@ class Http:
             body = {'queries': ['ready'], 'topk': 1, 'return_scores': True}
             reply = self._exchange.send('POST', f'{self._base}/retrieve', body)
             self.problem = f'{request}: status {reply.status}'
+            if has_health and reply.status in (404, 405):
+                raise SearchFailed(
+                    f'{self._base}: {self.problem}; give the address of a search server'
+                )
             if reply.status != 200:
                 # A server with that page may be busy.
                 return has_health

@@ -27,6 +27,7 @@ from . import progress
 from .sources import BadLines
 from .sources import files_of as files_of
 from .sources import read as read
+from .texts import DAMAGE
 from .types import Passage, RetrievalError, short
 from .types import Record as Record
 from .types import contents as contents
@@ -35,12 +36,13 @@ from .types import split as split
 _FILE = 'passages.sqlite'
 # Words; the 256 tokens that text encoders read have fewer.
 _LONG_PASSAGE = 250
-# Tags and references of HTML; UTF-8 read as Latin-1 or as something else.
-_DAMAGED = re.compile(
-    r'</?(?:p|div|span|br|a|li|td)\b[^<>]*>|&(?:[a-z]+|#\d+);|[ÂÃ][\x80-\xbf]|â€|\ufffd'
-)
-# Share of the passages above which it is no accident.
+# Passages, from the first one on, whose length and damages are counted, and the share above which they are said.
+_INSPECTED = 10_000
 _MANY = 0.01
+_MARKUP = re.compile(
+    rf'</?(?:p|div|span|br|a|b|i|em|strong|h\d|[uo]l|li|table|t[rdh]|su[bp])\b[^<>]*>|{DAMAGE}',
+    re.IGNORECASE,
+)
 _TABLES = """
 create table passages (row integer primary key, id text not null, contents text not null);
 create table documents (start integer primary key, title text not null);
@@ -196,8 +198,9 @@ def write(
             # The length is hashed too, so that moving a character between two passages changes the digest.
             digest.update(len(line).to_bytes(8, 'little') + line)
             count += 1
-            long += len(record.contents.split()) > _LONG_PASSAGE
-            damaged += _DAMAGED.search(record.contents) is not None
+            if count <= _INSPECTED:
+                long += len(record.contents.split()) > _LONG_PASSAGE
+                damaged += _MARKUP.search(record.contents) is not None
             bar.update()
         # The file is empty or has bad lines only.
         if not count:
@@ -210,20 +213,20 @@ def write(
         logging.warning(
             '%s: bad lines skipped: %d, passages kept: %d', source, skipped.count, count
         )
-    _warn_of_passages(source, count, long, damaged)
+    _warn_of_passages(source, min(count, _INSPECTED), 0 if passage_words else long, damaged)
     return {'sha256': digest.hexdigest(), 'passages': count, 'skipped': skipped.count}
 
 
-def _warn_of_passages(source: pathlib.Path, count: int, long: int, damaged: int) -> None:
-    """Warns of passages that are read in part, and of many that are damaged."""
-    if long:
+def _warn_of_passages(source: pathlib.Path, inspected: int, long: int, damaged: int) -> None:
+    """Warns of passages that are read in part, or damaged, if these are many of those that were inspected."""
+    if long > _MANY * inspected:
         logging.warning(
-            f'{source}: {long} of {count} passages have more than {_LONG_PASSAGE} words; text encoders and policies '
-            'may read only their beginning, so cut them with --passage-words=100'
+            f'{source}: {long} of {inspected} passages have more than {_LONG_PASSAGE} words; text encoders and '
+            'policies may read only their beginning, so cut them with --passage-words=100'
         )
-    if damaged > _MANY * count:
+    if damaged > _MANY * inspected:
         logging.warning(
-            f'{source}: {damaged} of {count} passages have tags or references of HTML, or characters of a wrong '
+            f'{source}: {damaged} of {inspected} passages have tags or references of HTML, or characters of a wrong '
             'encoding such as Ã©, which a policy reads as they are; convert them, for example with pandoc -t plain'
         )
 

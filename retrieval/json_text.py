@@ -6,6 +6,7 @@ import functools
 import json
 import math
 import pathlib
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,7 +37,7 @@ _SIGNATURES = {
 }
 _HTML_STARTS = (b'<!doctype html', b'<html')
 _HTML = ('HTML', 'convert it, for example with pandoc -t plain')
-_ROFF_STARTS = (b'.\\"', b'\'\\"', b'.th ', b'.dd ')
+_ROFF_START = re.compile(rb"""[.']\\"|[.'](?:TH|SH|Dd|so)\s""")
 _ROFF = ('a manual page in roff', 'convert it, for example with pandoc -f man -t plain')
 _UTF8_MARK = b'\xef\xbb\xbf'
 _TYPES = {
@@ -136,10 +137,10 @@ def kind_of(data: bytes) -> tuple[str, str]:
     for signature, kind in _SIGNATURES.items():
         if data.startswith(signature):
             return kind
-    beginning = data[:1000].removeprefix(_UTF8_MARK).lstrip().lower()
-    if beginning.startswith(_HTML_STARTS):
+    beginning = data[:1000].removeprefix(_UTF8_MARK).lstrip()
+    if beginning.lower().startswith(_HTML_STARTS):
         return _HTML
-    if beginning.startswith(_ROFF_STARTS):
+    if _ROFF_START.match(beginning):
         return _ROFF
     return '', ''
 

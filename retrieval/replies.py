@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,6 +22,9 @@ _ID_DIGITS = 16
 _QUOTED_BYTES = 400
 # Fields in which servers report with status 200 that a search, or a part of it, failed (`_reports_failure`).
 _REPORTS = ('error', 'errors', 'success', 'status', 'code', 'status_code', 'timed_out', '_shards')
+_NO_ERROR = ('0', 'false', 'none', 'null')
+# A server that loads its index is waited for.
+_FAILURES = ('error', 'fail', 'failed', 'failure', 'loading', 'starting', 'unavailable', 'timeout')
 # Fields that say why.
 _WORDS = ('error', 'errors', 'message', 'detail')
 
@@ -80,17 +84,16 @@ def _reports_failure(field: str, value: Any) -> bool:
     word = str(value).lower()
     if field in ('error', 'errors'):
         # There may be one for each query.
-        return any(value) if isinstance(value, list) else bool(value) and word != 'false'
+        return any(value) if isinstance(value, list) else bool(value) and word not in _NO_ERROR
     if field == 'success':
         return word == 'false'
     if field == 'timed_out':
-        return word == 'true'
+        return word in ('true', '1')
     if field == '_shards':
         # Of Elasticsearch: {'total', 'successful', 'failed'}.
-        return isinstance(value, Mapping) and bool(value.get('failed'))
-    # Codes of other kinds may be larger: some servers write 20000 for a success.
-    is_failed_code = word.isdecimal() and 400 <= float(word) < 600
-    return is_failed_code or word.startswith(('error', 'fail'))
+        return isinstance(value, Mapping) and str(value.get('failed', 0)) != '0'
+    # Codes of other kinds are larger: some servers write 20000 for a success.
+    return word in _FAILURES or re.match(r'[45]\d\d\b', word) is not None
 
 
 def passages(row: Any) -> list[Passage]:

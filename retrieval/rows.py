@@ -29,6 +29,8 @@ LONGEST_LINE = 1 << 25
 COMPRESSED = ('.gz', '.zst', '.bz2', '.xz')
 # Rows of a Parquet file that are held in memory.
 _BATCH_ROWS = 1024
+# Characters, at least, of a 32-bit number that is written with the digits of a 64-bit one.
+_DIGITS_OF_32_BITS = 14
 
 csv.field_size_limit(sys.maxsize)  # LONGEST_LINE is the limit
 
@@ -160,13 +162,9 @@ def _parquet_rows(source: pathlib.Path) -> Iterator[tuple[int, Row]]:
         number = 0
         with source.open('rb') as stream, ParquetFile(stream) as file:
             json_text.refuse_repeated(file.schema_arrow.names, 'column')
-            # Columns of single precision, or with such numbers in them.
-            single = [field.name for field in file.schema_arrow if _has_single(field.type)]
             for batch in file.iter_batches(_BATCH_ROWS):
                 for row in batch.to_pylist():
                     number += 1
-                    for name in single:
-                        row[name] = _shortest(row[name])
                     yield number, row
     except (ArrowException, ValueError) as error:
         # pyarrow raises ValueError for a text that is no UTF-8, and for two fields of one name inside a column.
@@ -176,23 +174,13 @@ def _parquet_rows(source: pathlib.Path) -> Iterator[tuple[int, Row]]:
         ) from None
 
 
-def _has_single(kind: Any) -> bool:
-    """Returns whether a type of Parquet is float32, or has it in it."""
-    from pyarrow import float32
-
-    parts = [kind.field(index).type for index in range(kind.num_fields)]
-    return kind == float32() or any(map(_has_single, parts))
-
-
-def _shortest(value: Any) -> Any:
-    """Returns a value with the shortest decimals of its single-precision numbers: 2.3, not 2.299999952316284."""
-    if isinstance(value, float):
-        return float(str(np.float32(value)))
-    if isinstance(value, list):
-        return list(map(_shortest, value))
-    if isinstance(value, dict):
-        return {name: _shortest(part) for name, part in value.items()}
-    return value
+def shortest(value: float) -> float:
+    """Returns 2.3 for 2.299999952316284, which a column of 32-bit numbers has in its place; others as they are."""
+    if len(repr(value)) < _DIGITS_OF_32_BITS or abs(value) > np.finfo(np.float32).max:
+        return value
+    single = np.float32(value)
+    # A number of so many digits equals one of 32 bits by no accident.
+    return float(str(single)) if float(single) == value else value
 
 
 def _lines(source: pathlib.Path) -> Generator[bytes, None, None]:
@@ -236,7 +224,7 @@ def _decompressed(stream: BinaryIO, suffix: str) -> Any:
 # `contents` has the wire form; the others are plain.
 FIELD_NAMES = {
     # Of passages of MS MARCO v2, `docid` names the document.
-    'id': ('id', '_id', 'pid', 'passage_id', 'docid', 'doc_id'),
+    'id': ('id', '_id', 'pid', 'docid', 'doc_id', 'passage_id'),
     'text': ('contents', 'text', 'passage', 'content', 'body', 'page_content', 'snippet'),
     'title': ('title',),
 }
@@ -249,7 +237,7 @@ _LISTED_FIELDS = 8
 def record_of(row: Mapping[str, Any], fields: Mapping[str, str]) -> Record:
     """Returns the passage in a row of a corpus file.
 
-    The id is a text or whole number under `id`, `_id`, `pid`, `passage_id`, `docid` or `doc_id`. The text is under
+    The id is a text or whole number under `id`, `_id`, `pid`, `docid`, `doc_id` or `passage_id`. The text is under
     `contents`, in wire form, or else under another name of `FIELD_NAMES`; `title` may be missing, or in an object
     `metadata` as LangChain has it. A
     `document_name` separates documents of the same title. Of several names the first in this order with a value is
@@ -283,12 +271,13 @@ def record_of(row: Mapping[str, Any], fields: Mapping[str, str]) -> Record:
     if row[text_name] is None:
         raise Unusable(f'"{text_name}" is null; give a text')
     text = _text_in(row, text_name)
-    has_title_inside = not title_name and isinstance(row.get('metadata'), Mapping)
-    stated_title = (
-        _text_in(row['metadata'], 'title') if has_title_inside else _text_in(row, title_name)
-    )
     # Blanks and line feeds of a title would break its line.
-    title = ' '.join(stated_title.split())
+    title = ' '.join(_text_in(row, title_name).split())
+    metadata = row.get('metadata')
+    if not title and text_name != _WIRE and 'title' not in fields and isinstance(metadata, Mapping):
+        # LangChain's titles; metadata of others may have anything there.
+        inner_title = metadata.get('title')
+        title = ' '.join(inner_title.split()) if isinstance(inner_title, str) else ''
     document = _text_in(row, 'document_name')
     if text_name == _WIRE:
         own_title, body = split(text)

@@ -187,21 +187,42 @@ def files_of(source: pathlib.Path) -> list[pathlib.Path]:
 
 
 def visible_files(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Returns all files below a folder, also in linked ones, but hidden ones such as those in `.git` and `.venv`."""
+    """Returns all files below a folder but hidden ones, such as those in `.git` and `.venv`.
+
+    Linked folders are read, each folder once: under its own name if that is below `folder`. A link to a folder above or
+    to a hidden one is not followed.
+    """
     paths = []
-    visited = set()
-    for place, subfolders, names in os.walk(folder, followlinks=True):
-        real_place = os.path.realpath(place)
-        # A folder with two names is read once; a link may lead back to a folder above it.
-        if real_place in visited:
-            subfolders.clear()
+    visited = set(folder.resolve().parents)
+    real = [folder]
+    linked: list[pathlib.Path] = []
+    while real or linked:
+        place = real.pop() if real else linked.pop(0)
+        target = place.resolve()
+        if target in visited:
             continue
-        visited.add(real_place)
-        # Sorted, so that it is always the same of two names.
-        subfolders[:] = sorted(name for name in subfolders if not name.startswith('.'))
-        visible = [pathlib.Path(place, name) for name in names if not name.startswith('.')]
-        paths += [path for path in visible if path.is_file()]
+        visited.add(target)
+        for child in sorted(_children(place)):
+            if child.is_symlink() and child.is_dir():
+                linked.append(child)
+            elif child.is_dir():
+                real.append(child)
+            elif child.is_file():
+                paths.append(child)
     return sorted(paths)
+
+
+def _children(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Returns what is in a folder and not hidden, also behind a link; nothing for a folder that cannot be read."""
+    try:
+        children = list(folder.iterdir())
+    except OSError:
+        return []
+    return [
+        child
+        for child in children
+        if not child.name.startswith('.') and not child.resolve().name.startswith('.')
+    ]
 
 
 def text_name(source: pathlib.Path, path: pathlib.Path) -> str:

@@ -13,6 +13,8 @@ from .types import Record, contents, split
 # Shorter texts hold no sentence that could be asked about.
 MIN_WORDS = 8
 
+# What a conversion leaves in a text: references of HTML; UTF-8 read as Latin-1 or as something else.
+DAMAGE = r'&(?:[a-z]{2,8}|#\d+|#x[0-9a-f]+);|[ÂÃ][\x80-\xbf]|â€|\ufffd'
 # Only the beginning of a text is judged: reading all of a long book would take longer than indexing it.
 _SAMPLE_CHARACTERS = 20_000
 _MIN_ASCII_SHARE = 0.8

@@ -151,16 +151,24 @@ def test_a_build_counts_the_files_that_it_does_not_read(tmp_path, caplog, user_r
     user_reads(f'said: {record.message}')
 
 
-def test_linked_folders_are_read_once_and_no_circle_is_followed(tmp_path):
+def test_linked_folders_are_read_once_under_their_own_name(tmp_path):
     texts = tmp_path / 'texts'
-    (tmp_path / 'elsewhere').mkdir()
-    (texts / '.git').mkdir(parents=True)
-    for path in (texts / 'z.txt', texts / '.git' / 'a.txt', tmp_path / 'elsewhere' / 'a.txt'):
-        path.write_text('Gumu\nA town.')
-    for name in ('linked', 'linked_again'):
-        (texts / name).symlink_to(tmp_path / 'elsewhere')
-    (tmp_path / 'elsewhere' / 'up').symlink_to(texts)
-    assert [record.id for _, record in corpus.read(texts)] == ['linked/a.txt#0', 'z.txt#0']
+    folders = [texts, texts / '.venv', texts / 'v2', tmp_path / 'elsewhere', tmp_path / 'beside']
+    for folder in folders:
+        folder.mkdir()
+        (folder / 'a.txt').write_text('Gumu\nA town.')
+    links = {
+        'b': 'elsewhere',
+        'c': 'elsewhere',
+        'up': '',
+        'current': 'texts/v2',
+        'lib': 'texts/.venv',
+    }
+    for name, target in links.items():
+        (texts / name).symlink_to(tmp_path / target)
+    (tmp_path / 'elsewhere' / 'circle').symlink_to(texts)
+    ids = [record.id for _, record in corpus.read(texts)]
+    assert ids == ['a.txt#0', 'b/a.txt#0', 'v2/a.txt#0']
 
 
 def test_long_passages_are_said_once(tmp_path, caplog):

@@ -59,6 +59,7 @@ NO_FAILURES = [
         'status_code': 20000,
     },
     {'error': 'false', 'errors': {}, 'success': 1, 'status': 200, 'timed_out': 'false'},
+    {'error': '0', 'errors': 'none', 'status': 'failover', '_shards': {'failed': '0'}},
 ]
 
 

@@ -6,6 +6,7 @@ import json
 import pytest
 from observations import TOOLS
 
+from zeroplay_jax.rollout import environment as environment_lib
 from zeroplay_jax.rollout.call_syntax import SYNTAXES, syntax_of
 from zeroplay_jax.rollout.environment import Environment, Limits
 from zeroplay_jax.types import ToolCall
@@ -53,12 +54,16 @@ def test_a_text_without_tags_has_the_ids_it_always_had(codec, syntax):
 
 @pytest.mark.parametrize('syntax', SYNTAXES)
 def test_results_that_are_cut_off_are_said_once(codec, syntax, caplog):
-    observed(codec, syntax, 'ab ' * 10, limit=199)
+    environment_lib._warn_of_cut.cache_clear()
+    text = 'ab ' * 10
+    whole = len(observed(codec, syntax, text))
+    for limit in range(whole, whole + 4):
+        observed(codec, syntax, text, limit)
     assert not caplog.records
-    for text in ('ab ' * 300, quoted_text(300), 'ab ' * 300):
-        observed(codec, syntax, text, limit=200 + list(SYNTAXES).index(syntax))
+    for limit, longer in ((whole - 1, text), (200, 'ab ' * 300), (300, quoted_text(300))):
+        observed(codec, syntax, longer, limit)
     (record,) = caplog.records
-    assert 'results of search fill config.rollout.observation_tokens=' in record.message
+    assert 'results of search are longer than config.rollout.observation_tokens' in record.message
 
 
 def quoted_text(words):

@@ -99,11 +99,21 @@ def test_floats_of_32_bits_keep_their_decimals(tmp_path, user_reads):
     objects = pyarrow.array(
         [{'value': 2.3}, {'value': 1912.0}], pyarrow.struct({'value': 'float32'})
     )
-    for answers in (numbers, lists, objects):
+    wide = pyarrow.struct({'value': 'float64', 'score': 'float32'})
+    beside = pyarrow.array([{'value': 2.3, 'score': 1.1}, {'value': 1912.0, 'score': 0.1}], wide)
+    for answers in (numbers, lists, objects, beside):
         parquet.write_table(pyarrow.table({'question': ['a', 'b'], 'answer': answers}), path)
         read = [question.answers for question in files.questions(str(path))]
         assert read == [('2.3',), ('1912', '1912.0')]
         user_reads(f'right: {read}')
+
+
+@pytest.mark.parametrize(
+    'number', [3.141592653589793, 1699999999.123, 0.1, 2.30078125, 1e300, 1 / 3]
+)
+def test_other_numbers_keep_all_their_digits(tmp_path, number):
+    (question,) = files.questions(write(tmp_path / 'q.jsonl', {'question': 'Q', 'answer': number}))
+    assert question.answers[-1] == str(number)
 
 
 @pytest.mark.parametrize(

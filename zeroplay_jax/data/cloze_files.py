@@ -236,11 +236,22 @@ def _hold_out(
         questions_of.append(
             [_questions(passage, source, seed, used_sentences) for passage in document]
         )
+    _remove_ambiguous(questions_of)
     one_hop_count = count - len(two_hops)
     num_documents = held_out_count(questions_of, one_hop_count, files.total)
     files.questions = _take(questions_of[:num_documents], one_hop_count)
     files.questions += [each.question_line(source) for each in two_hops]
     return held_out | set(itertools.islice(candidates, num_documents))
+
+
+def _remove_ambiguous(questions_of: Sequence[Sequence[list[dict[str, Any]]]]) -> None:
+    """Removes questions that several sentences give, and that have as many answers, in place."""
+    passages = list(itertools.chain.from_iterable(questions_of))
+    counts = collections.Counter(
+        question['question'].lower() for questions in passages for question in questions
+    )
+    for questions in passages:
+        questions[:] = [each for each in questions if counts[each['question'].lower()] == 1]
 
 
 def _affordable(candidates: Iterable[str], held_out: Collection[str], limit: int) -> list[str]:
@@ -402,23 +413,15 @@ def _take(
 ) -> list[dict[str, Any]]:
     """Returns at most `count` questions: one from every passage, then a second one from every passage, and so on.
 
-    The first passages of all documents come before their second ones. A question that several sentences give has as
-    many answers, and is left out.
+    The first passages of all documents come before their second ones.
     """
-    asked = collections.Counter(
-        question['question'].lower()
-        for document in questions_of
-        for questions in document
-        for question in questions
-    )
     ranked = []
     for document_number, document in enumerate(questions_of):
         # Passages without questions do not count, so that every document with a question has one of the first rank.
         asked_passages = [questions for questions in document if questions]
         for passage_number, questions in enumerate(asked_passages):
             for number, question in enumerate(questions):
-                if asked[question['question'].lower()] == 1:
-                    ranked.append(((number, passage_number, document_number), question))
+                ranked.append(((number, passage_number, document_number), question))
     ranked.sort(key=lambda item: item[0])
     return [question for _, question in ranked[:count]]
 

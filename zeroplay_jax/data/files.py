@@ -18,8 +18,9 @@ from zeroplay_jax.objectives.registry import did_you_mean
 from zeroplay_jax.retrieval import downloads, json_text
 from zeroplay_jax.retrieval.command import similar_path
 from zeroplay_jax.retrieval.json_text import Unusable, type_name
-from zeroplay_jax.retrieval.rows import Row, listed_fields, rows, suffix_of
+from zeroplay_jax.retrieval.rows import Row, listed_fields, rows, shortest, suffix_of
 from zeroplay_jax.retrieval.sources import warn_once
+from zeroplay_jax.retrieval.texts import DAMAGE
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.runtime.disk import write_text
@@ -257,8 +258,8 @@ def numbered_open_tasks(path: str) -> Iterator[tuple[int, Question, Json]]:
 def _rubric(item: Any) -> Json:
     """Returns an item of "rubrics" as {'text', 'priority'} and, where it has one, 'weight'; {} for another value."""
     rubric = item if isinstance(item, dict) else {'text': item}
-    if rubric.keys() == {'criterion', 'points', 'tags'}:
-        # HealthBench's names; the tags are its statistics'.
+    if rubric.keys() >= {'criterion', 'points'}:
+        # HealthBench's names; its other fields are of its statistics.
         rubric = {'text': rubric['criterion'], 'weight': rubric['points']}
     weight = rubric.get('weight', 1)
     # Not isinstance, because bool is a subclass of int.
@@ -424,9 +425,8 @@ _NAME_OF_CHOICE = re.compile(r'\(?(?:\d{1,2}|[A-Za-z])[).]?')
 _RESULT_MARK = '####'
 _TRUTH_VALUES = {'true': True, 'false': False, '1': True, '0': False, '1.0': True, '0.0': False}
 _YES_OR_NO = {'true': 'yes', 'false': 'no'}
-# References of HTML; tags and boxes of prompts; UTF-8 read as Latin-1 or as something else; what pandas writes where
-# nothing was.
-_DAMAGED = re.compile(r'&(?:[a-z]+|#\d+);|</?answer>|\\boxed\{|[ÂÃ][\x80-\xbf]|â€|\ufffd|^nan$')
+# Tags and boxes of prompts; what pandas writes where nothing was.
+_DAMAGED = re.compile(rf'{DAMAGE}|</?answer>|\\boxed\{{|^nan$')
 # What a program of tables makes of whole numbers.
 _WHOLE = re.compile(r'\s*(-?\d+)\.0\s*')
 # First and last characters of a list or object that is written as a text.
@@ -595,6 +595,7 @@ def _texts_of(value: Any, name: str) -> list[str]:
     if isinstance(value, int):
         return [str(value)]
     if isinstance(value, float) and math.isfinite(value):
+        value = shortest(value)
         return [str(int(value)), str(value)] if value.is_integer() else [str(value)]
     # Tables have dates, decimals and NaN.
     kind = 'a JSON null' if value is None else f'the {type_name(value)} {str(value)[:60]}'

@@ -233,15 +233,16 @@ class Environment:
             text = f'{message}\n{text}'
         ids = self.syntax.wrap(self.codec, text, limit)
         # A character or an escape that does not fit leaves up to two ids free.
-        if call.error is None and len(ids) > limit - 3:
-            _warn_of_cut(call.tool, limit)
+        may_be_cut = call.error is None and len(ids) > limit - 3
+        if may_be_cut and len(self.syntax.wrap(self.codec, text, limit + 8)) > len(ids):
+            _warn_of_cut(call.tool)
         return ids
 
 
 @functools.lru_cache
-def _warn_of_cut(tool: str, limit: int) -> None:
+def _warn_of_cut(tool: str) -> None:
     """Warns once per tool of results of which the policy reads the beginning alone."""
     logging.warning(
-        f'results of {tool} fill config.rollout.observation_tokens={limit}, and what is behind is cut off; raise it or '
+        f'results of {tool} are longer than config.rollout.observation_tokens, and their end is cut off; raise it, or '
         'return less'
     )
