@@ -21,6 +21,7 @@ from benchmarks import rollout as bench
 from benchmarks.command import RESULTS
 from benchmarks.peers import workload
 from tools.checkpoints import base_parts
+from zeroplay_jax.configuration import fields, rules
 from zeroplay_jax.evaluation.statistics import difference, interval_text
 from zeroplay_jax.policy import transformer
 from zeroplay_jax.types import UserError
@@ -104,11 +105,25 @@ def test_the_table_and_the_picture_of_self_play_and_a_control(tmp_path, capsys):
     assert "invalid choice: 'selfplays'" in capsys.readouterr().err
 
 
-def test_every_arm_is_a_sound_command(tmp_path):
-    for name, arm in hops.ARMS.items():
-        assert bool(arm.support) == bool(arm.contradiction), name
-        checked = run_python(*hops.words(name, 0, tmp_path / 'run'), '--check')
-        assert 'the command is sound' in checked.stdout, (name, checked.stderr)
+@pytest.mark.parametrize('name', hops.ARMS)
+def test_every_arm_is_a_sound_config(name):
+    arm = hops.ARMS[name]
+    assert bool(arm.support) == bool(arm.contradiction)
+    config = fields.config('quickstart')
+    fields.set_fields(config, arm.flags)
+    rules.check(config)
+
+
+@pytest.mark.parametrize('name', ['random', 'composed'])
+def test_the_command_of_an_arm_is_sound(name, tmp_path):
+    checked = run_python(*hops.words(name, 0, tmp_path / 'run'), '--check')
+    assert 'the command is sound' in checked.stdout, checked.stderr
+
+
+def cell_of(scores):
+    if len(scores) < 3:
+        return ', '.join(f'{score:.2f}' for score in scores)
+    return f'{np.mean(scores):.2f} [{min(scores):.2f}, {max(scores):.2f}]'
 
 
 def test_the_page_has_the_figures_of_the_stored_runs():
@@ -118,15 +133,11 @@ def test_the_page_has_the_figures_of_the_stored_runs():
     for line in lines[1:]:
         arm, _, *scores = line.split('\t')
         of_arm.setdefault(arm, []).append([float(scores[2]), float(scores[3])])
-    assert {*of_arm, 'outcome_credit', 'turn_credit'} == {'start', *hops.ARMS}
+    of_other_starts = {row['arm'] for row in rows_of_other_starts()}
+    assert {*of_arm, *of_other_starts, 'outcome_credit', 'turn_credit'} == {'start', *hops.ARMS}
     page = (ROOT / 'docs' / 'results.md').read_text().replace('**', '')
     for scores in of_arm.values():
-        cells = []
-        for values in zip(*scores, strict=True):
-            text = ', '.join(f'{value:.2f}' for value in values)
-            if len(values) > 2:
-                text = f'{np.mean(values):.2f} [{min(values):.2f}, {max(values):.2f}]'
-            cells.append(text)
+        cells = map(cell_of, zip(*scores, strict=True))
         assert f'| {" | ".join(cells)} |' in page
     readme = (ROOT / 'README.md').read_text()
 
@@ -142,24 +153,41 @@ def test_the_page_has_the_figures_of_the_stored_runs():
         assert row in readme
 
 
-def test_the_pages_have_the_figures_of_other_starts():
+def rows_of_other_starts():
+    # Two lines say how the runs were made.
     lines = (RESULTS / 'starts.tsv').read_text().splitlines()[2:]
     columns = lines[0].split('\t')
-    rows = [dict(zip(columns, line.split('\t'), strict=True)) for line in lines[1:]]
-    starts = {row['variant']: row for row in rows}
-    assert starts.keys() <= base_parts.VARIANTS.keys()
+    return [dict(zip(columns, line.split('\t'), strict=True)) for line in lines[1:]]
 
-    def score(variant, column):
-        return f'{float(starts[variant][column]):.2f}'.lstrip('0')
 
-    three, four, five = (score('parts last', f'start {hops} hops') for hops in (3, 4, 5))
-    page = ' '.join((ROOT / 'docs' / 'results.md').read_text().split())
-    assert (
-        f'the start answers {three} with three and {four} with four facts, {five} with five' in page
-    )
-    start, after = (score('no redundant searches', f'{when} 3 hops') for when in ('start', 'after'))
-    assert f'has {start} with three facts, after self-play {after}' in page
-    assert f'(0{three}, 0{four}; one seed)' in ' '.join((ROOT / 'README.md').read_text().split())
+def of_starts(variant, arm, when, lengths):
+    """Cells of a page: exact match by hops, of each seed or their mean with the lowest and the highest."""
+    rows = [r for r in rows_of_other_starts() if (r['variant'], r['arm']) == (variant, arm)]
+    by_hops = [[float(row[f'{when} {hops} hops']) for row in rows] for hops in lengths]
+    if when == 'start':
+        by_hops = [scores[:1] for scores in by_hops]
+    return ' | '.join(map(cell_of, by_hops))
+
+
+def test_the_pages_have_the_figures_of_other_starts():
+    assert {row['variant'] for row in rows_of_other_starts()} == base_parts.VARIANTS.keys()
+    page = (ROOT / 'docs' / 'results.md').read_text()
+    for row in rows_of_other_starts():
+        if row['arm'] == 'selfplay':
+            name = row['variant'] or 'of the package'
+            before, after = (
+                of_starts(row['variant'], 'selfplay', when, (3, 4)) for when in ('start', 'after')
+            )
+            assert f'| {name} | {before} | {row["long proposals"]} | {after} |' in page
+    lengths = (3, 4, 5, 6)
+    assert f'| start | {of_starts("parts last", "selfplay", "start", lengths)} |' in page
+    for arm in ('selfplay', 'composed_six', 'supervised_six'):
+        assert f'| {of_starts("parts last", arm, "after", lengths)} |' in page
+    start = of_starts('parts last', 'selfplay', 'start', (3, 4)).replace(' | ', ', ')
+    readme = ' '.join((ROOT / 'README.md').read_text().split())
+    assert f'({start}; one seed)' in readme
+    composed = of_starts('parts last', 'composed_six', 'after', (3, 4)).split(' | ')
+    assert f'({", ".join(cell.partition(" ")[0] for cell in composed)}; [controls' in readme
 
 
 def test_the_pages_say_what_credit_per_turn_has_shown():
