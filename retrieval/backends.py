@@ -225,6 +225,8 @@ class Http:
           SearchFailed: the server redirects to another address, or its reply to the query is not of the protocol.
         """
         request = 'GET /health'
+        # A server with that page may be too busy for a query.
+        may_be_busy = False
         try:
             reply = self._exchange.send('GET', f'{self._base}/health')
             # FastAPI answers 404 for an unknown path, and 405 for a known path with another method.
@@ -235,21 +237,21 @@ class Http:
             if has_health:
                 # The client caches answers by this name: after a restart with another index it uses none of them.
                 self.name = self._name_in(reply)
+                may_be_busy = True
             request = 'POST /retrieve'
             body = {'queries': ['ready'], 'topk': 1, 'return_scores': True}
             reply = self._exchange.send('POST', f'{self._base}/retrieve', body)
             self.problem = f'{request}: status {reply.status}'
-            if has_health and reply.status in (404, 405):
+            if may_be_busy and reply.status in (404, 405):
                 raise SearchFailed(
                     f'{self._base}: {self.problem}; give the address of a search server'
                 )
             if reply.status != 200:
-                # A server with that page may be busy.
-                return has_health
+                return may_be_busy
             parse_results(reply.content, 1, passages)
         except (NoReply, ValueError) as error:
             self.problem = f'{request}: {short(str(error))}'
-            return False
+            return may_be_busy
         except ReportedFailure as error:
             self.problem = f'{request}: {error}'
             return False

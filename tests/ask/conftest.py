@@ -43,8 +43,10 @@ def server():
 
         def do_POST(self):
             body = json.loads(self.rfile.read(int(self.headers['Content-Length'])))
-            came.set()
-            go.wait(120)
+            # The query by which the form of replies is checked is none of a policy.
+            if body['queries'] != ['ready']:
+                came.set()
+                go.wait(120)
             results = {
                 title: [{'document': {'id': title, 'contents': text}, 'score': 1.0}]
                 for title, text in passages.items()

@@ -127,6 +127,14 @@ def test_a_server_that_reports_a_failure_is_waited_for(fake):
 def test_a_busy_server_with_a_health_page_is_ready(fake):
     fake.script = [(503, {})]
     assert http(fake).ready() and len(fake.seen) == 1
+    fake.script = [lambda handler: time.sleep(2)]
+    assert http(fake, timeout=0.3).ready() and len(fake.seen) == 2
+
+
+def test_a_health_page_of_another_server_is_said(fake, user_meets):
+    fake.script = [(404, {})]
+    with user_meets('POST /retrieve: status 404; give the address of a search server'):
+        Client(http(fake)).wait_until_ready(60)
 
 
 REDIRECT = (307, b'', [('Location', '/other/retrieve')])
