@@ -10,8 +10,10 @@ import logging
 import math
 import os
 import pathlib
+import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, NoReturn
@@ -235,6 +237,23 @@ def quiet() -> Iterator[None]:
 _LEGACY_KERAS = 'TF_USE_LEGACY_KERAS'
 
 
+@contextlib.contextmanager
+def _interrupts_deferred() -> Iterator[None]:
+    """Defers Ctrl-C to the end of the block, because what libraries run while they load may swallow the exception."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    came = []
+    signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in came[:1]:
+            signal.raise_signal(number)
+
+
 def import_tensorflow() -> ModuleType:
     """Returns the module `tensorflow`, which takes seconds to import the first time.
 
@@ -246,7 +265,7 @@ def import_tensorflow() -> ModuleType:
     before = os.environ.get(_LEGACY_KERAS)
     os.environ[_LEGACY_KERAS] = '1'
     try:
-        with quiet():
+        with _interrupts_deferred(), quiet():
             import tensorflow
 
             # Too late, and an error, where other code of this process has used TensorFlow before.

@@ -1,6 +1,10 @@
 """Heavy libraries are imported only when they are used: Keras, openai and bm25s. Keras works afterwards."""
 
-from python_process import run_python
+import os
+import subprocess
+import sys
+
+from python_process import ROOT, run_python
 
 CODE = """
 import os, pathlib, sys, tempfile
@@ -34,3 +38,35 @@ def test_heavy_libraries_are_loaded_only_when_they_are_used():
     # The devices of the test session (tests/conftest.py) would override `jax_num_cpu_devices`.
     result = run_python('-c', CODE)
     assert result.returncode == 0, result.stderr
+
+
+SWALLOWED = """
+import signal, sys
+from zeroplay_jax.retrieval import command
+
+
+class Swallows:
+    '''Loads like a library that catches everything.'''
+
+    def find_spec(self, name, path=None, target=None):
+        if name == 'tensorflow':
+            try:
+                signal.raise_signal(signal.SIGINT)
+            except BaseException:
+                print('swallowed')
+
+
+sys.meta_path.insert(0, Swallows())
+try:
+    command.import_tensorflow()
+except KeyboardInterrupt:
+    print('interrupted', signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+"""
+
+
+def test_ctrl_c_during_the_import_is_not_lost():
+    words = ['env', '--default-signal=INT', sys.executable, '-c', SWALLOWED]
+    done = subprocess.run(
+        words, cwd=ROOT, capture_output=True, text=True, env=os.environ | {'PYTHONPATH': str(ROOT)}
+    )
+    assert done.stdout == 'interrupted True\n', done.stderr
