@@ -4,7 +4,7 @@
     python -m benchmarks.hops --arms random frozen two_hops --seeds 0 1
     python -m benchmarks.hops --arms form majority cloning supervised_two supervised_all --seeds 0 1 2
     python -m benchmarks.hops --arms composed --seeds 0 1 2 3 4
-    python -m benchmarks.hops --arms composed_six supervised_six --seeds 0 --policy starts/parts_last/base
+    python -m benchmarks.hops --arms composed_six --seeds 0 1 2 --policy starts/parts_last/base --folder runs/last
     python -m benchmarks.hops --arms outcome_credit turn_credit --seeds 0 1 2 3 4 5 6 7
 
 Each arm is configs/quickstart.py with the settings of `ARMS`. The start was shown chains of at most two hops
@@ -254,7 +254,11 @@ def words(name: str, seed: int, workdir: pathlib.Path) -> list[str]:
 def play(
     folder: pathlib.Path, name: str, seed: int, policy: Sequence[str] = ()
 ) -> dict[str, dict[str, float]]:
-    """Returns 'before' and 'after', hops → exact match, of a run that is made unless it is there."""
+    """Returns 'before' and 'after', hops → exact match, of a run that is made unless it is there.
+
+    Args:
+      policy: the flag of another start than that of the package, or nothing.
+    """
     workdir = folder / f'{name}-{seed}'
     summary = workdir / 'summary.json'
     if not summary.is_file():
@@ -315,6 +319,10 @@ def main(argv=None) -> None:
     flags.add_argument('--svg', type=pathlib.Path, help='draws the first arm into this file')
     arguments = flags.parse_args(argv)
     names, seeds = arguments.arms, arguments.seeds
+    if arguments.policy and arguments.folder == pathlib.Path(flags.get_default('folder')):
+        flags.error(
+            '--policy needs --folder: finished runs of the start of the package are taken from the default'
+        )
     arguments.folder.mkdir(parents=True, exist_ok=True)
     policy = [f'--policy={arguments.policy}'] if arguments.policy else []
     rows = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -203,26 +204,20 @@ def visible_files(folder: pathlib.Path) -> list[pathlib.Path]:
             continue
         visited.add(target)
         for child in sorted(_children(place)):
-            if child.is_symlink() and child.is_dir():
-                linked.append(child)
-            elif child.is_dir():
-                real.append(child)
-            elif child.is_file():
+            if child.is_file():
                 paths.append(child)
+            elif child.is_dir() and not child.is_symlink():
+                real.append(child)
+            elif child.is_dir() and not child.resolve().name.startswith('.'):
+                linked.append(child)
     return sorted(paths)
 
 
 def _children(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Returns what is in a folder and not hidden, also behind a link; nothing for a folder that cannot be read."""
-    try:
-        children = list(folder.iterdir())
-    except OSError:
-        return []
-    return [
-        child
-        for child in children
-        if not child.name.startswith('.') and not child.resolve().name.startswith('.')
-    ]
+    """Returns what is in a folder and not hidden; nothing for a folder that cannot be read."""
+    with contextlib.suppress(OSError):
+        return [child for child in folder.iterdir() if not child.name.startswith('.')]
+    return []
 
 
 def text_name(source: pathlib.Path, path: pathlib.Path) -> str:

@@ -103,6 +103,9 @@ def test_the_table_and_the_picture_of_self_play_and_a_control(tmp_path, capsys):
     with pytest.raises(SystemExit):
         hops.main([*folder, '--arms', 'selfplays'])
     assert "invalid choice: 'selfplays'" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        hops.main(['--policy', 'starts/other'])
+    assert '--policy needs --folder' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('name', hops.ARMS)

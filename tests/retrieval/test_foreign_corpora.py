@@ -167,8 +167,11 @@ def test_linked_folders_are_read_once_under_their_own_name(tmp_path):
     for name, target in links.items():
         (texts / name).symlink_to(tmp_path / target)
     (tmp_path / 'elsewhere' / 'circle').symlink_to(texts)
+    (texts / 'itself.txt').symlink_to(texts / 'itself.txt')
+    (texts / 'z.txt').symlink_to(texts / '.hidden.txt')
+    (texts / '.hidden.txt').write_text('Lomi\nA river.')
     ids = [record.id for _, record in corpus.read(texts)]
-    assert ids == ['a.txt#0', 'b/a.txt#0', 'v2/a.txt#0']
+    assert ids == ['a.txt#0', 'b/a.txt#0', 'v2/a.txt#0', 'z.txt#0']
 
 
 def test_long_passages_are_said_once(tmp_path, caplog):

@@ -4,8 +4,8 @@ Its roles were shown chains of at most two hops, without errors; parts of their 
 were shown with up to six (`parts.py`). The parts come first, and few of them stay beside the roles: how much of
 restating and of walking to a goal stays in the last stage decides how far the solver reaches beyond what it was shown
 (greedy exact match on 60 questions per hop count, one seed each). With most of the parts last it needs no self-play
-(`--variant 'parts last'`: .85 with three and four hops). Without walking, or asking, self-play teaches nothing
-(benchmarks/results/starts.tsv).
+(`--variant 'parts last'`: .85 with three and four hops). Without walking, or without asking, self-play
+teaches nothing (seed 0 each, benchmarks/results/starts.tsv).
 
     restate, resolve, walk_to_goal    1 hop     2     3     4     5     6
     none                               1.00  1.00   .15   .08   .08   .08
