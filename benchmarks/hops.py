@@ -132,6 +132,19 @@ ARMS = {
         'such questions teach more: .78 or more with three hops (above its highest seed)',
         '.73 or less (its mean)',
     ),
+    'grounded': Arm(
+        'self-play on questions whose every step the proposer read',
+        # Four attempts per document, because most are rejected.
+        ('recipe=benchmarks.grounded', 'pool.samples=4'),
+        'wrong and short questions are what limits: .88 or more with three hops (labels of these lengths)',
+        '.77 or less (its highest seed)',
+    ),
+    'four_hops': Arm(
+        'self-play, most questions of four hops asked for',
+        ('schedule.hop_ratio=(0,0,1,3)',),
+        'asking for longer questions does not make them: .32 or less with four hops (its highest seed)',
+        '.40 or more',
+    ),
     'long': Arm(
         'self-play, six iterations in place of two',
         ('schedule.iterations=6', _CURVE),

@@ -1,0 +1,37 @@
+"""Dr. Zero with grounded questions: what the proposer read answers them, and they are as long as was asked for.
+
+The check knows the sentences of the miniature world, not its facts; it takes the place of a judge that reads whether
+the passages support every step, and is never wrong. So it bounds what any such check can bring.
+"""
+
+import dataclasses
+
+from zeroplay_jax.mini import facts
+from zeroplay_jax.objectives.answers import normalize_answer
+from zeroplay_jax.recipes import drzero
+from zeroplay_jax.selfplay.answers import retrieved_passages
+
+
+class Recipe(drzero.Recipe):
+    """Proposer and solver with separate weights; ungrounded proposals earn nothing and are not asked."""
+
+    async def proposals(self, context, task, samples):
+        """Returns the proposals on a document, the ungrounded ones rejected."""
+        proposals = await super().proposals(context, task, samples)
+        return [_checked(proposal, task.payload) for proposal in proposals]
+
+
+def _checked(proposal, seed):
+    if proposal.rejected or is_grounded(proposal, seed):
+        return proposal
+    return dataclasses.replace(proposal, rejected='ungrounded')
+
+
+def is_grounded(proposal, seed):
+    """Returns whether the answer follows from the passages read, in `seed.hops` steps or more."""
+    passages = [(seed.title, seed.text)]
+    for passage in retrieved_passages(proposal.trajectory):
+        passages.append((passage['title'], passage['text']))
+    chain = proposal.question.removeprefix('What is ').removesuffix('?')
+    entity = facts.described_entity(f'Describe {chain}.', passages)
+    return chain.count(' of ') >= seed.hops and entity == normalize_answer(proposal.answer)
