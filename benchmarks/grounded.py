@@ -18,10 +18,11 @@ class Recipe(drzero.Recipe):
     async def proposals(self, context, task, samples):
         """Returns the proposals on a document, the ungrounded ones rejected."""
         proposals = await super().proposals(context, task, samples)
-        return [_checked(proposal, task.payload) for proposal in proposals]
+        return [checked(proposal, task.payload) for proposal in proposals]
 
 
-def _checked(proposal, seed):
+def checked(proposal, seed):
+    """Returns the proposal, rejected if it is ungrounded."""
     if proposal.rejected or is_grounded(proposal, seed):
         return proposal
     return dataclasses.replace(proposal, rejected='ungrounded')

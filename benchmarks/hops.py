@@ -28,7 +28,9 @@ from typing import NamedTuple
 
 from benchmarks.claims_runs import code_hash
 from benchmarks.command import one_line_errors, parser, table
+from zeroplay_jax.configuration import fields
 from zeroplay_jax.evaluation.statistics import difference, interval_text
+from zeroplay_jax.mini.world import World, evaluation_questions
 from zeroplay_jax.types import UserError
 
 HOPS = ('1', '2', '3', '4', '5', '6')
@@ -45,23 +47,23 @@ class Arm(NamedTuple):
       text: what it is, in the table.
       flags: the settings, as on the command line.
       support, contradiction: of a claim, written down before the first run of the arm; '' where nothing was.
+      questions: how many questions of 1, 2, … hops about the training worlds are given in a file; (): no file.
     """
 
     text: str
     flags: tuple[str, ...] = ()
     support: str = ''
     contradiction: str = ''
+    questions: tuple[int, ...] = ()
 
 
 # Evaluations in between: after the steps of two iterations, and after twice as many.
 _CURVE = 'eval.every=24'
 # The solver's steps, groups and rollouts of two iterations of self-play, on new questions in every step.
-_SUPERVISED = (
-    'recipe=dspo',
-    'schedule.iterations=1',
-    'solver.steps=24',
-    'inputs.world_questions=400',
-)
+_GIVEN = ('recipe=dspo', 'schedule.iterations=1', 'solver.steps=24')
+_GIVEN_LONG = (*_GIVEN, 'solver.steps=72', _CURVE)
+# As many questions of each length that has a share.
+_SUPERVISED = (*_GIVEN, 'inputs.world_questions=400')
 
 # The estimator of examples/turn_credit; the two arms differ in `advantage` alone, so their rollouts are as many. Turn
 # credit has rewards that outcome credit does not read: the comparison is of both, the rewards and their credit.
@@ -151,6 +153,12 @@ ARMS = {
         'steps are what limits four hops: .40 or more',
         '.32 or less (highest seed of two iterations)',
     ),
+    'long_frozen': Arm(
+        'six iterations, proposer not trained',
+        ('schedule.iterations=6', 'proposer.train_iterations=0', _CURVE),
+        "its training is what limits the arm 'long' with four hops: .40 or more",
+        '.32 or less',
+    ),
     'composed': Arm(
         'questions of two hops, and of three and four composed of shorter ones; proposer not trained',
         _COMPOSED,
@@ -209,19 +217,22 @@ ARMS = {
     ),
     'supervised_same': Arm(
         'given questions of the lengths that self-play asks for, no proposer',
-        (*_SUPERVISED, 'schedule.hop_ratio=(0,0,3,1)'),
+        _GIVEN,
         'self-play is as good without questions: at most .05 above its means with three and four hops',
         'more than .05 above',
+        (0, 0, 576, 192),
     ),
     'supervised_composed': Arm(
         'given questions of the lengths that composing asks for, three times the steps',
-        (*_SUPERVISED, 'schedule.hop_ratio=(0,1,2,2)', 'solver.steps=72', _CURVE),
+        _GIVEN_LONG,
         'labels lead composing after as many steps: .80 or more with four hops (its mean is .78)',
         '.74 or less (below its lowest seed)',
+        (0, 460, 922, 922),
     ),
     'supervised_six': Arm(
-        'given questions of the lengths that composing asks for up to six hops, three times the steps',
-        (*_SUPERVISED, 'schedule.hop_ratio=(0,1,1,1,2,2)', 'solver.steps=72', _CURVE),
+        'given questions of two to six hops, three times the steps',
+        # A seventh of the questions comes twice.
+        (*_SUPERVISED, 'schedule.hop_ratio=(0,1,1,1,1,1)', 'solver.steps=72', _CURVE),
         "labels lead composing from the start 'parts last', too: .05 or more above it with five hops",
         'less than .05 above it with five hops',
     ),
@@ -261,7 +272,23 @@ def words(name: str, seed: int, workdir: pathlib.Path) -> list[str]:
     command = ['-m', 'zeroplay_jax.main', '--config=configs/quickstart.py']
     command += [f'--workdir={workdir}', f'--config.seed={seed}', '--config.progress=False']
     command += ['--config.eval.every=0', '--config.log.writers=()']
+    if ARMS[name].questions:
+        command += [f'--config.inputs.questions={_questions_file(workdir)}']
     return command + [f'--config.{flag}' for flag in ARMS[name].flags]
+
+
+def _questions_file(workdir: pathlib.Path) -> pathlib.Path:
+    return workdir.with_suffix('.questions.jsonl')
+
+
+def write_questions(path: pathlib.Path, numbers: Sequence[int]) -> None:
+    """Writes distinct questions about the training worlds of the quickstart, `numbers` of 1, 2, … hops."""
+    first, count = fields.config('quickstart').world.train
+    worlds = [World(seed) for seed in range(first, first + count)]
+    with path.open('w') as file:
+        for hops, number in enumerate(numbers, 1):
+            for question in evaluation_questions(worlds, number, (hops,)) if number else ():
+                print(json.dumps(question), file=file)
 
 
 def play(
@@ -277,6 +304,8 @@ def play(
     if not summary.is_file():
         # Before the run, because files may be edited meanwhile.
         code = code_hash()
+        if ARMS[name].questions:
+            write_questions(_questions_file(workdir), ARMS[name].questions)
         command = [sys.executable, *words(name, seed, workdir), *policy]
         with workdir.with_suffix('.log').open('w') as log:
             status = subprocess.run(command, stdout=log, stderr=log).returncode

@@ -117,6 +117,21 @@ def test_every_arm_is_a_sound_config(name):
     rules.check(config)
 
 
+def test_given_questions_have_the_shares_of_their_arm(tmp_path):
+    file = tmp_path / 'questions.jsonl'
+    hops.write_questions(file, hops.ARMS['supervised_same'].questions)
+    questions = [json.loads(line) for line in file.read_text().splitlines()]
+    of_hops = [question['hops'] for question in questions]
+    assert [of_hops.count(number) for number in range(1, 5)] == [0, 0, 576, 192]
+    # Self-play asks for these shares.
+    assert fields.config('quickstart').schedule.hop_ratio == (0, 0, 3, 1)
+    # The steps of the arm take each question once.
+    config = fields.config('quickstart')
+    fields.set_fields(config, hops.ARMS['supervised_same'].flags)
+    assert len({question['question'] for question in questions}) == 768
+    assert config.solver.steps * config.solver.batch == 768
+
+
 @pytest.mark.parametrize('name', ['random', 'composed'])
 def test_the_command_of_an_arm_is_sound(name, tmp_path):
     checked = run_python(*hops.words(name, 0, tmp_path / 'run'), '--check')

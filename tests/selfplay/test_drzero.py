@@ -9,6 +9,7 @@ import scripted
 from refused_calls import check_table
 from scripted import ScriptedContext, lost, search_call, trajectory
 
+from benchmarks import grounded
 from zeroplay_jax.configs import ablations, quickstart
 from zeroplay_jax.configs import drzero as drzero_config
 from zeroplay_jax.recipes import proposing, solving
@@ -219,3 +220,21 @@ def test_r_zero_keeps_questions_that_a_third_to_two_thirds_answer():
     count = config.pool.measure
     kept = [agreeing for agreeing in range(count + 1) if low <= agreeing / count <= high]
     assert count == config.reward.solves == 10 and kept == [3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    'changes, hops, reason',
+    [
+        ({}, 1, None),
+        ({}, 2, None),
+        ({}, 3, 'ungrounded'),
+        ({'answer': 'Puto'}, 2, 'ungrounded'),
+        ({'search': False}, 2, 'ungrounded'),
+        ({'question': 'Where was Gumu born?'}, 1, 'ungrounded'),
+        ({'question': 'Is it Tarva?'}, 1, 'leaks_answer'),
+    ],
+)
+def test_a_grounded_question_is_answered_by_what_its_proposer_read(changes, hops, reason):
+    document = SeedDocument(*PASSAGES[0], hops)
+    read = proposing.read_proposal(proposal(**changes), document)
+    assert grounded.checked(read, document).rejected == reason

@@ -340,7 +340,7 @@ class Schedule(Section):
     iterations: PositiveInt = 3
     """Iterations of proposer, generation and solver phase."""
     hop_ratio: HopRatio = (4, 3, 2, 1)
-    """Exact shares of questions of 1, 2, … hops in every batch."""
+    """Exact shares of questions of 1, 2, … hops in every batch; dspo on worlds: equal shares of these hops."""
     initial_document: bool = True
     """Show the proposer its document."""
 
