@@ -141,6 +141,12 @@ ARMS = {
         'wrong and short questions are what limits: .88 or more with three hops (labels of these lengths)',
         '.77 or less (its highest seed)',
     ),
+    'grounded_long': Arm(
+        'the same, six iterations',
+        ('recipe=benchmarks.grounded', 'pool.samples=4', 'schedule.iterations=6', _CURVE),
+        'with right questions more steps bring four hops: .40 or more',
+        '.32 or less (highest seed of two iterations of self-play)',
+    ),
     'four_hops': Arm(
         'self-play, most questions of four hops asked for',
         ('schedule.hop_ratio=(0,0,1,3)',),
