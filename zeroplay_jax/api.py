@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 
 from zeroplay_jax.configuration import command_line, fields, planning, rules
 from zeroplay_jax.configuration.places import download, keep_prompts
-from zeroplay_jax.data.files import accepted_answers
+from zeroplay_jax.data.answer_fields import accepted_answers
 from zeroplay_jax.evaluation.render import (
     SampledRollout,
     rollout_text,

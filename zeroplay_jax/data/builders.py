@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from zeroplay_jax.data import files
+from zeroplay_jax.data import answer_fields, files
 from zeroplay_jax.objectives.rewards import normalize_answer, stratify
 from zeroplay_jax.retrieval.corpus import Record, split
 from zeroplay_jax.retrieval.types import short
@@ -190,7 +190,7 @@ def _usable_answers(
     """
     answers: list[dict[str, Any]] = []
     for source, line, record in lines:
-        answer = _one_line(files.accepted_answers(record)[0])
+        answer = _one_line(answer_fields.accepted_answers(record)[0])
         normal_form = normalize_answer(answer)
         reason = unfit(answer, max_words)
         if reason is None and normal_form in used_answers:
@@ -345,7 +345,7 @@ def _usable_questions(
     source = ''
     for source, line, record in lines:
         text = record['question']
-        answers = files.accepted_answers(record)
+        answers = answer_fields.accepted_answers(record)
         key = question_key(text)
         if not key or key in excluded:
             reason = _why_left_out(answers, excluded[key]) if key else 'empty'

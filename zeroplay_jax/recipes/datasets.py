@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from zeroplay_jax.data import files
+from zeroplay_jax.data import answer_fields, files
 from zeroplay_jax.objectives.rewards import stratify
 from zeroplay_jax.selfplay.library import Library, documents_for
 from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, Step, TaskPool, in_epochs
@@ -394,7 +394,7 @@ def hidden_answers(config: Config, library: Library) -> list[HiddenAnswer]:
     answers: list[tuple[str, Json]] = []
     if config.inputs.answers:
         for record in files.read_lines(config.inputs.answers):
-            answers.append((files.accepted_answers(record)[0], files.provenance(record)))
+            answers.append((answer_fields.accepted_answers(record)[0], files.provenance(record)))
     elif library.worlds is not None:
         answers = [(answer, {}) for answer in library.worlds.answers()]
     else:
