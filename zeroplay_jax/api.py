@@ -557,6 +557,7 @@ def answer_texts(answers: Any, rollouts: Sequence[Sequence[Trajectory]]) -> list
     Raises:
       UserError: one line; not one entry per question, or an entry without an answer or of another type.
     """
+    answers = _plain(answers)
     fix = 'give a list with the accepted answers of each question'
     check_list('score: answers', answers, fix)
     if len(answers) != len(rollouts):
@@ -565,15 +566,20 @@ def answer_texts(answers: Any, rollouts: Sequence[Sequence[Trajectory]]) -> list
         )
     texts = []
     for number, accepted in enumerate(answers):
-        # A file has lists, `Question.answers` is a tuple.
-        value = list(accepted) if isinstance(accepted, tuple) else accepted
         try:
-            texts.append(accepted_answers({'answers': value}))
+            texts.append(accepted_answers({'answers': accepted}))
         except ValueError as error:
             raise UserError(
                 f'score: answers[{number}]: {error}; give a text or a list of texts'
             ) from None
     return texts
+
+
+def _plain(value: Any) -> Any:
+    """Returns a value with lists and Python's numbers, as a file has them; tables have NumPy's, questions tuples."""
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    return list(map(_plain, value)) if isinstance(value, list | tuple) else value
 
 
 def checked_score(metric: Any, value: Any) -> float:

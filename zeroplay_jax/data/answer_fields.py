@@ -25,11 +25,13 @@ ANSWER_FIELDS = (
     'reward_model',
     'possible_answers',
 )
-# Further accepted answers beside those of one of `ANSWER_FIELDS` (MuSiQue).
-ALIASES_BESIDE = 'answer_aliases'
+# Further accepted answers beside those of one of `ANSWER_FIELDS` (MuSiQue; CRAG).
+ALIASES_BESIDE = ('answer_aliases', 'aliases', 'alt_ans')
 # Fields of an answer that is an object: verl nests it, SQuAD has lists of texts, TriviaQA a value with other spellings.
 _INNER_FIELDS = ('target', 'ground_truth', 'value', 'text', 'answer')
 _INNER_ALIASES = ('aliases', 'normalized_aliases')
+# Fields of an answer that is an object which say whether it is right.
+_RIGHT_MARKS = ('correct', 'is_correct', 'selected', 'is_selected')
 # Fields that say whether a question has an answer → the value of one that has none (MuSiQue, SQuAD 2).
 _ANSWERABLE_FIELDS = {
     'answerable': False,
@@ -132,6 +134,11 @@ def accepted_answers(record: Json) -> list[str]:
     Raises:
       ValueError: there is no answer, one is empty or of another type, or another field has other answers.
     """
+    # Logs of other policies. The number 0 as "correct" may be that of a choice.
+    if _is_false(record.get('is_correct')) or str(record.get('correct')).lower() == 'false':
+        raise ValueError(
+            '"is_correct" or "correct" says that its answer is wrong; leave the line out'
+        )
     # Columns of a table have null where a line has nothing.
     stated = [name for name in ANSWER_FIELDS if record.get(name) is not None]
     # Some sets have an empty field beside the one in use.
@@ -158,7 +165,9 @@ def accepted_answers(record: Json) -> list[str]:
         raise ValueError(
             f'"{name}" is a worked solution; write only the result behind {_RESULT_MARK}'
         )
-    return answers + _new_aliases(record.get(ALIASES_BESIDE), ALIASES_BESIDE, answers)
+    for field in ALIASES_BESIDE:
+        answers += _new_aliases(record.get(field), field, answers)
+    return answers
 
 
 def _check_agreement(record: Json, answers: list[str], name: str, other: str) -> None:
@@ -238,10 +247,27 @@ def _texts_of_object(value: Json, name: str) -> list[str]:
     inner = _inner_fields(value)
     if not inner:
         raise ValueError(f'"{name}" is an object without {", ".join(_INNER_FIELDS)}')
-    answers = _texts_of(value[inner[0]], name)
+    if any(_is_false(value.get(mark)) for mark in _RIGHT_MARKS):
+        return []
+    answers = _texts_of(_marked_right(value, inner[0]), name)
     for field in _INNER_ALIASES:
         answers += _new_aliases(value.get(field), name, answers)
     return answers
+
+
+def _marked_right(value: Json, field: str) -> Any:
+    """Returns the value of a field; of a list, beside which a list of marks stands, only the items not marked wrong."""
+    items = value[field]
+    for mark in _RIGHT_MARKS:
+        marks = value.get(mark)
+        if isinstance(marks, list) and isinstance(items, list) and len(marks) == len(items):
+            return [item for item, right in zip(items, marks) if not _is_false(right)]
+    return items
+
+
+def _is_false(mark: Any) -> bool:
+    """Returns whether a field of a truth value is false; null and other values are not."""
+    return _TRUTH_VALUES.get(str(mark).strip().lower()) is False
 
 
 def _inner_fields(value: Json) -> list[str]:

@@ -57,6 +57,8 @@ _SHOWN_LINES = 3
 _ASKED = ('question', 'task')
 # Required field → its name in sets that lack it (BrowseComp-Plus).
 _OTHER_NAMES = {'question': 'query'}
+# Fields with what a question shows besides its text (HLE).
+_PICTURES = ('image', 'images')
 # Base64, as in the published form of BrowseComp-Plus.
 _OBFUSCATED = re.compile(r'[A-Za-z0-9+/]{40,}={0,2}')
 
@@ -105,6 +107,8 @@ def numbered_lines(path: str, *required: str, answered: bool = True) -> Iterator
                 record = _checked(row, required)
                 if is_table:
                     _read_whole_numbers(record)
+                if answered and 'question' in required:
+                    _check_text_alone(record)
                 # The answers are read for their errors alone; callers read them themselves.
                 if answered and is_unanswerable(record):
                     unanswerable += 1
@@ -144,9 +148,18 @@ def numbered_lines(path: str, *required: str, answered: bool = True) -> Iterator
         warn_once(f'{path}: left out questions that have no answer: {unanswerable}')
 
 
+def _check_text_alone(record: Json) -> None:
+    """Raises ValueError for a question with a picture, which no policy of texts can answer."""
+    for name in _PICTURES:
+        if record.get(name):
+            raise ValueError(
+                f'"{name}" is not empty, and a policy reads text alone; leave the line out'
+            )
+
+
 def _read_whole_numbers(record: dict[str, Any]) -> None:
     """Accepts an answer such as 1912.0, which a table holds as a text, in both forms of the number."""
-    for name in (*ANSWER_FIELDS, ALIASES_BESIDE):
+    for name in (*ANSWER_FIELDS, *ALIASES_BESIDE):
         if whole := WHOLE.fullmatch(record.get(name, '')):
             record[name] = [whole[1], whole[0].strip()]
 
