@@ -22,6 +22,7 @@ from zeroplay_jax.selfplay.answers import final_answer
 from zeroplay_jax.selfplay.context import Role, RolloutContext
 from zeroplay_jax.selfplay.policy_endpoint import MOST_FAILURES, ServedModel
 from zeroplay_jax.settings.kinds import ENGLISH_CHECKPOINT
+from zeroplay_jax.tools.base import Tool, ToolResult
 from zeroplay_jax.tools.search import SearchTool
 from zeroplay_jax.training import build, policy_settings
 from zeroplay_jax.types import Question, UserError
@@ -116,10 +117,11 @@ def config_of(address, **changes):
     return config
 
 
-def context_of(config, max_turns=4, observation=100, response=0, **options):
+def context_of(config, max_turns=4, observation=100, response=0, tool=None, **options):
     codec = open_codec(ENGLISH_CHECKPOINT)
     limits = Limits(max_turns, 64, observation, response)
-    env = Environment(codec, FunctionSyntax(), limits, {'search': SearchTool(find)})
+    tool = tool or SearchTool(find)
+    env = Environment(codec, FunctionSyntax(), limits, {tool.name: tool})
     prompts = select('full')
     roles = {'solver': Role('solver', 'policy', 'solver', env, temperature=0.7)}
     return RolloutContext(Scheduler({}), roles, prompts, model=ServedModel(config, **options))
@@ -218,6 +220,25 @@ def test_of_several_calls_in_a_reply_the_first_is_made(serve):
     assert rollout.calls[0].queries == ['Ann </answer>'] and result.searches == 1
     _, sent, answered = server.bodies[1]['messages']
     assert len(sent['tool_calls']) == 1 and answered['tool_call_id'] == 'c0'
+
+
+class Clock(Tool):
+    name = 'clock'
+    description = 'the year'
+    parameters = {'type': 'object', 'properties': {}}
+
+    def run(self, calls):
+        return [ToolResult(text='1912') for _ in calls]
+
+
+def test_a_call_without_parameters_may_have_an_empty_text_as_arguments(serve):
+    server = serve([call('', name='clock'), text('<answer>Bob</answer>')])
+    _, _, (rollout,) = play(server, tool=Clock())
+    (found,) = rollout.calls
+    assert (found.error, found.arguments, found.text) == (None, {}, '1912')
+    # Chat templates of servers read it as JSON.
+    *_, sent, _ = server.bodies[1]['messages']
+    assert sent['tool_calls'][0]['function']['arguments'] == '{}'
 
 
 @pytest.mark.parametrize('others', [{}, {'tool_calls': None}, {'tool_calls': []}])

@@ -70,6 +70,26 @@ def test_a_result_of_another_kind_or_any_exception_fails_its_call_alone(result):
     assert bad == ToolResult(error='failed') and fine == other == ToolResult(text='fine')
 
 
+@pytest.mark.parametrize(
+    ('returned', 'words'),
+    [
+        (
+            [ToolResult(documents=({'title': 'T', 'text': 'x'},))],
+            r"such as [[{'title': …, 'text': …}]]",
+        ),
+        (
+            ToolResult(text='x'),
+            'run returned a ToolResult; it must return a list with a ToolResult',
+        ),
+    ],
+)
+def test_what_run_must_return_is_said(returned, words, caplog):
+    tool = Named()
+    tool.run = lambda calls: returned
+    assert make_workers()._run(tool, [Invocation({'text': 'a'})]) == [ToolResult(error='failed')]
+    assert words in caplog.text
+
+
 def test_arguments_that_break_the_tool_are_an_observation_and_stop_the_run(caplog):
     tool = Fragile()
     for _ in range(10):
@@ -125,9 +145,20 @@ class BadSchema(BadName):
     parameters = {'type': 'strnig'}
 
 
+class Asynchronous(BadName):
+    name = 'late'
+
+    async def run(self, calls):
+        return []
+
+
 @pytest.mark.parametrize(
     'tool, message',
-    [('BadName', "the name 'my tool' cannot be a tag"), ('BadSchema', 'JSON schema is not valid')],
+    [
+        ('BadName', "the name 'my tool' cannot be a tag"),
+        ('BadSchema', 'JSON schema is not valid'),
+        ('Asynchronous', 'late: run is async; write `def run`, which returns a list'),
+    ],
 )
 def test_a_tool_that_cannot_be_called_is_refused_in_one_line(tool, message):
     config = common.get_config()

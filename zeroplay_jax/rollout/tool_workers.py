@@ -22,7 +22,7 @@ import dataclasses
 import functools
 import time
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from zeroplay_jax.rollout.requests import Rollout
@@ -73,10 +73,15 @@ def _check_result(result: ToolResult) -> None:
         raise TypeError(f'ToolResult.text is {type(result.text).__name__}; it must be a text')
     for passages in result.documents:
         for passage in passages:
-            if not isinstance(passage.get('title'), str) or not isinstance(
-                passage.get('text'), str
-            ):
-                raise TypeError("a document must have the texts 'title' and 'text'")
+            # Of a flat list of documents it is the name of a field.
+            is_document = isinstance(passage, Mapping) and all(
+                isinstance(passage.get(name), str) for name in ('title', 'text')
+            )
+            if not is_document:
+                raise TypeError(
+                    "ToolResult.documents must be a list per query of documents with the texts 'title' and 'text', "
+                    "such as [[{'title': …, 'text': …}]]"
+                )
 
 
 def _check_rate(calls: int, failed: int, rate: tuple[str, float], what: str, which: str) -> None:
@@ -162,7 +167,13 @@ class ToolWorkers:
         # A batch that raised may have changed some states; every call runs again on its initial state.
         initial_states = [_snapshot(call.state) for call in calls]
         try:
-            results = list(tool.run(calls))
+            returned = tool.run(calls)
+            if not isinstance(returned, Iterable):
+                kind = type(returned).__name__
+                raise TypeError(
+                    f'run returned a {kind}; it must return a list with a ToolResult per call'
+                )
+            results = list(returned)
             if len(results) != len(calls):
                 raise ValueError(f'{len(calls)} calls returned {len(results)} results')
             for result in results:

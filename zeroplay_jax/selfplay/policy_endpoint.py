@@ -205,7 +205,8 @@ def _first_call(message: Json) -> Json:
 
 def _content(call: Json) -> Json:
     """Returns {'name', 'arguments'} of a call; arguments that are no JSON stay a text, which no tool takes."""
-    arguments = call['function'].get('arguments')
+    # Some servers send '' for a tool without parameters.
+    arguments = call['function'].get('arguments') or '{}'
     # TypeError: some servers send an object.
     with contextlib.suppress(ValueError, TypeError, RecursionError):
         arguments = json.loads(arguments)
@@ -225,8 +226,8 @@ def _exchange(message: Json, text: str, observation: str) -> list[Json]:
     if not call:
         return [{'role': 'assistant', 'content': text}, {'role': 'user', 'content': result}]
     function = dict(call['function'])
-    if not isinstance(_content(call)['arguments'], dict):
-        # Chat templates read them as JSON.
+    # Chat templates read them as JSON.
+    if not function.get('arguments') or not isinstance(_content(call)['arguments'], dict):
         function['arguments'] = '{}'
     if not message.get('tool_calls'):
         answer = {'role': 'function', 'name': function.get('name'), 'content': result}

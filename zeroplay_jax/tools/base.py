@@ -17,6 +17,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
+import inspect
 import logging
 import re
 import threading
@@ -129,7 +130,7 @@ class Tool(abc.ABC):
 
     @abc.abstractmethod
     def run(self, calls: Sequence[Invocation]) -> Sequence[ToolResult]:
-        """Returns the results in the order of the calls, which may come from many rollouts.
+        """Returns the results in the order of the calls, which may come from many rollouts; no coroutine.
 
         Called from a worker thread. The result of a call must not depend on the other calls. If the method
         raises, every call is run again alone, so that one bad call fails alone.
@@ -205,7 +206,7 @@ class Tool(abc.ABC):
         """Raises an error for a tool that cannot be called; `tools.registry.build_tools` calls it.
 
         Raises:
-          ValueError: an attribute is missing, or the name or the JSON schema cannot be used.
+          ValueError: an attribute is missing, the name or the JSON schema cannot be used, or `run` is a coroutine.
         """
         for attribute in ('name', 'description', 'parameters'):
             if not hasattr(self, attribute):
@@ -213,6 +214,10 @@ class Tool(abc.ABC):
         if len(self.name) > _MAX_NAME or not _USABLE_NAME.fullmatch(self.name):
             raise ValueError(
                 f'the name {self.name[:_MAX_NAME]!r} cannot be a tag (letters, digits, _ and -, at most {_MAX_NAME})'
+            )
+        if inspect.iscoroutinefunction(self.run):
+            raise ValueError(
+                f'{self.name}: run is async; write `def run`, which returns a list with a ToolResult per call'
             )
         try:
             notes = check_schema(self.parameters)
