@@ -151,6 +151,14 @@ REFUSED = [
         'BPE has dropout.*set "dropout" to null',
     ),
     *[
+        (fields('tokenizer.json', normalizer={'type': kind}), f'tokenizer reads {change}')
+        for kind, change in [
+            ('Lowercase', '"I\'LL say .*" as "i\'ll say .*"'),
+            ('NFKC', ".* as '§12.5% “so...” "),
+            ('StripAccents', '.*choose a checkpoint whose'),
+        ]
+    ],
+    *[
         row(
             'kin-tokenizers',
             'settings of tokenizer_config.json that change ids',

@@ -26,8 +26,9 @@ _CLASS_OF_MODEL_TYPE = {
     # The class that reads tokenizer.json as it is, whatever the folder names.
     'olmo3': 'TokenizersBackend',
 }
-# Published tokenizers split digits, contractions, capitals, white space, marks and accents by different rules.
-_TEXTS = (
+# Published tokenizers split digits, contractions, capitals, white space, marks and accents by different rules. NFKC
+# would replace '…'.
+TEXTS = (
     '1234567 a1b2',
     "I'LL say it's late",
     'camelCaseWord',
@@ -169,7 +170,7 @@ def _text_of_other_ids(name: str, specification: dict[str, Any]) -> str:
     rules = {key: class_specification[key] for key in ('normalizer', 'pre_tokenizer')}
     by_class = tokenizers.Tokenizer.from_str(json.dumps(specification | rules))
     by_file = tokenizers.Tokenizer.from_str(json.dumps(specification))
-    for text in _TEXTS:
+    for text in TEXTS:
         # Not the words: other ones may have the same ids, where no token has two digits.
         if by_class.encode(text).ids != by_file.encode(text).ids:
             return text

@@ -14,6 +14,7 @@ import itertools
 import json
 import pathlib
 import re
+import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -115,6 +116,8 @@ class Codec:
         # Without added tokens the pattern matches nothing.
         self._added_pattern = re.compile(pattern or r'(?!)')
         self.token_bytes = self._bytes_of_ids(specification)
+        if not missing:
+            self._check_texts_are_kept()
         self.longest_token = max(map(len, self.token_bytes))
         day = datetime.date.fromisoformat(date) if date else datetime.date.today()
         self.template = ChatTemplate(tokenizer, self.folder, day)
@@ -174,6 +177,17 @@ class Codec:
             if added.id < self._vocabulary_size:
                 token_bytes[added.id] = token.encode()
         return token_bytes
+
+    def _check_texts_are_kept(self) -> None:
+        """Raises UserError if the tokenizer reads a text as another one, such as in small letters."""
+        for text in tokenizer_rules.TEXTS:
+            read = self.decode(self.encode_plain(text))
+            # Published tokenizers compose characters (Qwen).
+            if unicodedata.normalize('NFC', read) != unicodedata.normalize('NFC', text):
+                raise UserError(
+                    f'{self.folder / "tokenizer.json"}: its tokenizer reads {text!r} as {read!r}, so questions and '
+                    'passages would be changed; choose a checkpoint whose tokenizer keeps texts as they are'
+                )
 
     def _end_of_turn_ids(self, tokenizer) -> tuple[int, ...]:
         """Returns `eos_ids`: those of the files and the tokenizer, and those with which the template ends a turn."""
