@@ -285,11 +285,14 @@ def test_published_rubrics_keep_their_weights(tmp_path):
     rubrics = [
         {'criterion': 'Names a dose.', 'points': 5, 'tags': ['axis:accuracy']},
         {'criterion': 'Scares the reader.', 'points': -3, 'tags': []},
+        {'criterion': 'Cites a study.', 'weight': 4.0, 'axis': 'Explicit Criteria'},
+        {'rubric_item': 'Does it name risks?', 'type': 'Other'},
     ]
     path.write_text(json.dumps({'task': 'How much?', 'rubrics': rubrics}))
     (task,) = question_sets.load_tasks(str(path))
-    weights = {rubric['text']: rubric['weight'] for rubric in task.question.rubrics}
-    assert weights == {'Names a dose.': 5, 'Scares the reader.': -3}
+    weights = {rubric['text']: rubric.get('weight') for rubric in task.question.rubrics}
+    assert list(weights.values()) == [5, -3, 4, None]
+    assert [*weights][2:] == ['Cites a study.', 'Does it name risks?']
 
 
 def test_a_prompt_that_is_too_long_is_found_before_anything_is_played(tmp_path):

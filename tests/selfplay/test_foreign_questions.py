@@ -254,10 +254,13 @@ def test_answers_that_look_damaged_and_are_not(answer, tmp_path, caplog):
 @pytest.mark.fault('user-43', 'one line for each answer of a question')
 def test_repeated_questions_are_counted(tmp_path, caplog, user_reads):
     lines = [{'question': 'Who?', 'answer': name} for name in ('Ann', 'Anna', 'A.')]
-    path = write(tmp_path / 'q.jsonl', *lines, {'question': 'Where?', 'answer': 'here'})
-    assert len(files.questions(path)) == 4
+    lines += [{'question': 'Where?', 'answer': 'here'}, {'question': 'where', 'answer': 'there'}]
+    path = write(tmp_path / 'q.jsonl', *lines)
+    assert len(files.questions(path)) == 5
     (record,) = caplog.records
-    assert f'{path}: 2 lines repeat an earlier question' in record.message
+    assert (
+        f"{path}: 3 lines repeat an earlier question (the first: line 2, 'Who?')" in record.message
+    )
     user_reads(record.message)
 
 

@@ -166,6 +166,16 @@ def test_questions_of_sets_come_in_one_form_without_those_held_out(tmp_path, cap
     refused(capsys, tmp_path / 'x.jsonl', *arguments, '--count=13')
 
 
+def test_a_corpus_without_a_usable_passage_is_said_to_have_none(tmp_path, capsys):
+    source = corpus_file(tmp_path / 'c.jsonl', ('', FILLER), ('', FILLER))
+    for kind in ('answers', 'documents'):
+        line = refused(capsys, tmp_path / 'x.jsonl', kind, '--corpus', source, '--count=9')
+        assert ' 0 ' in line and '2 no_title' in line and 'give passages with titles' in line
+    path = write(tmp_path / 'q.jsonl', {'question': 'Is it?', 'answer': 'yes'})
+    line = refused(capsys, tmp_path / 'x.jsonl', 'answers', '--sets', path)
+    assert '(left out: 1 yes_no), not 50000; give other files' in line
+
+
 def test_documents_are_dealt_with_the_hops_that_they_were_given(tmp_path, capsys):
     source = corpus_file(tmp_path / 'c.jsonl', *many(300), ('Short', 'too short'), ('', FILLER))
     out = tmp_path / 'd.jsonl'
@@ -174,7 +184,7 @@ def test_documents_are_dealt_with_the_hops_that_they_were_given(tmp_path, capsys
     assert len({line['document_id'] for line in lines}) == 200 and '1 no_title, 1 too_short' in said
     assert "'--config.schedule.hop_ratio=(4,3,2,1)'" in said
     line = refused(capsys, out, 'documents', '--corpus', source, '--count=301')
-    assert '300 passages can be used' in line and 'lower --count or --least-words' in line
+    assert '300 passages can be used' in line and 'lower --count or lower --least-words' in line
     hops = {line['title']: line['hops'] for line in lines}
     change = {'inputs': {'documents': str(out)}, 'proposer': {'steps': 2}}
     seen = set()

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 
 from zeroplay_jax.configuration import fields
 from zeroplay_jax.data import files
-from zeroplay_jax.data.builders import question_key
+from zeroplay_jax.data.files import question_key
 from zeroplay_jax.policy import adapter_config
 from zeroplay_jax.policy.adapter_config import base_folder, holds_other_weights, is_adapter
 from zeroplay_jax.retrieval import downloads

@@ -10,7 +10,6 @@ import collections
 import dataclasses
 import hashlib
 import re
-import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -42,12 +41,16 @@ class Dropped(collections.Counter[str]):
         super().__init__()
         self.first: dict[str, str] = {}
 
-    @property
-    def fix(self) -> str:
-        """How to leave out fewer; '' where there is no way."""
+    def fix(self, usable: int) -> str:
+        """What to do where only `usable` items can be used, fewer than requested."""
+        ways = ['lower --count'] if usable else []
+        if self['no_title'] and not usable:
+            ways.append('give passages with titles')
         if self['too_short']:
-            return ' or --least-words'
-        return ' or raise --most-words' if self['too_long'] else ''
+            ways.append('lower --least-words')
+        if self['too_long']:
+            ways.append('raise --most-words')
+        return ' or '.join(ways or ['give other files'])
 
     def __str__(self) -> str:
         counts = []
@@ -171,7 +174,7 @@ def answers_of_sets(
             of_set = f' of set {number + 1}' if mix == 'equal' else ''
             raise UserError(
                 f'{len(answers)} answers{of_set} can be used (left out: {dropped}), not {share}; '
-                f'lower --count{dropped.fix}'
+                f'{dropped.fix(len(answers))}'
             )
         sample += _shuffled(answers, seed, number)[:share]
     # The sample is shuffled across sets, or a run would take one set after the other.
@@ -243,8 +246,10 @@ def answers_of_corpus(
     """
     sample: BottomK[_Candidate] = BottomK(max(_CANDIDATES_PER_ANSWER * count, _MIN_CANDIDATES))
     dropped = Dropped()
+    untitled = 0
     for line, record in passages:
         title, text = split(record.contents)
+        untitled += not title
         # A line feed occurs in no title, so the name of an untitled document is unique.
         document = title or f'\n{record.id}'
         for kind, answer in _possible_answers(title, text, dropped):
@@ -270,9 +275,11 @@ def answers_of_corpus(
     ]
     dropped['one_document'] += len(candidates) - len(usable)
     if len(usable) < count:
+        # Counted only here: mentions of passages without titles may be answers.
+        dropped['no_title'] = 0 if usable else untitled
         raise UserError(
             f'{source}: {len(usable)} answers can be used (left out: {dropped}), not {count}; '
-            f'lower --count{dropped.fix}'
+            f'{dropped.fix(len(usable))}'
         )
     lines: list[dict[str, Any]] = []
     for candidate in usable[:count]:
@@ -315,14 +322,14 @@ def questions_of_sets(
     """
     dropped = Dropped()
     # `_usable_questions` adds the questions that it takes, so that later ones of the same text are excluded.
-    excluded: dict[str, Json] = {question_key(text): {} for text in held_out}
+    excluded: dict[str, Json] = {files.question_key(text): {} for text in held_out}
     sample: list[dict[str, Any]] = []
     for number, lines in enumerate(sets):
         source, questions = _usable_questions(lines, excluded, dropped)
         if len(questions) < count:
             raise UserError(
                 f'{source}: {len(questions)} questions can be used (left out: {dropped}), not '
-                f'{count}; lower --count'
+                f'{count}; {dropped.fix(len(questions))}'
             )
         questions = _shuffled(questions, seed, number)
         sample += questions[:count] if count else questions
@@ -346,7 +353,7 @@ def _usable_questions(
     for source, line, record in lines:
         text = record['question']
         answers = answer_fields.accepted_answers(record)
-        key = question_key(text)
+        key = files.question_key(text)
         if not key or key in excluded:
             reason = _why_left_out(answers, excluded[key]) if key else 'empty'
             dropped[reason] += 1
@@ -370,24 +377,6 @@ def _why_left_out(answers: Iterable[str], taken: Json) -> str:
     taken_answers = set(map(normalize_answer, taken['answers']))
     is_other = taken_answers.isdisjoint(map(normalize_answer, answers))
     return 'duplicate_with_other_answers' if is_other else 'duplicate'
-
-
-_STRAIGHT_QUOTES = str.maketrans(dict.fromkeys('“”„«»', '"') | dict.fromkeys('‘’‚', "'"))
-# Quotes around words, unlike the marks of 5'3" and f'(x).
-_QUOTED = re.compile(r'(?<!\w)(["\'])(.+?)\1(?!\w)')
-# Marks at the end of a word. Those inside of one (3.5) or alone (';') tell questions apart.
-_PROSE_MARKS = re.compile(r'(?<=\S)[.,;:?…？]+(?= |$)')
-
-
-def question_key(text: str) -> str:
-    """Returns what is equal for questions that differ only in case, blanks, Unicode form and the marks of prose.
-
-    Marks of prose are quotes around words, and marks at the end of a word or of the question. All others stay: C, C++
-    and C# are different, and so are 3.5 and 35. '' for a text of marks alone.
-    """
-    straight = unicodedata.normalize('NFC', text).casefold().translate(_STRAIGHT_QUOTES)
-    unquoted = _QUOTED.sub(r'\2', _one_line(straight))
-    return _PROSE_MARKS.sub('', unquoted).rstrip('.?…？ ')
 
 
 def documents_of_corpus(
@@ -433,7 +422,7 @@ def documents_of_corpus(
     if len(documents) < count:
         raise UserError(
             f'{source}: {len(documents)} passages can be used (left out: {dropped}), not {count}; '
-            f'lower --count{dropped.fix}'
+            f'{dropped.fix(len(documents))}'
         )
     # The sample is in the order of its hashes, so blocks of equal hops are random as well.
     hop_counts = np.repeat(np.arange(len(hops)) + 1, stratify(hops, count))
@@ -481,8 +470,9 @@ Two questions are the same if they differ only in case, blanks, quotes around wo
 first is taken; "duplicate_with_other_answers" counts the others that share no answer with it.
 
 The answers may be in answers, golden_answers, answer, target, ground_truth, possible_answers or verl's reward_model, as
-a text, a list, or an object of SQuAD or TriviaQA, with answer_aliases beside them; they become a list. Questions that
-say that they have no answer are left out. A set is JSON lines, a TSV with headings or Parquet.
+a text, a list, or an object of SQuAD or TriviaQA, with answer_aliases, aliases or alt_ans beside them; they become a
+list, without those marked wrong. Questions that say that they have no answer are left out. A set is JSON lines, a TSV
+with headings or Parquet.
 
 Lines: {"question", "answers", "source", "line"}, and "hops" if the set has them.
 """

@@ -7,6 +7,7 @@ import json
 import math
 import pathlib
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -27,7 +28,7 @@ from zeroplay_jax.retrieval.command import similar_path
 from zeroplay_jax.retrieval.json_text import Unusable, type_name
 from zeroplay_jax.retrieval.rows import Row, listed_fields, rows, suffix_of
 from zeroplay_jax.retrieval.sources import warn_once
-from zeroplay_jax.retrieval.types import RetrievalError
+from zeroplay_jax.retrieval.types import RetrievalError, short
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.runtime.disk import write_text
 from zeroplay_jax.types import Json, Question, UserError
@@ -219,7 +220,13 @@ def questions(path: str) -> list[Question]:
       UserError: an unusable line.
     """
     loaded = []
+    keys = set()
+    repeated = []
     for number, record in numbered_lines(path, 'question'):
+        key = question_key(record['question'])
+        if key in keys:
+            repeated.append(f'line {number}, {short(record["question"])}')
+        keys.add(key)
         has_hops = record.get('hops') not in (None, '')
         loaded.append(
             Question(
@@ -229,12 +236,30 @@ def questions(path: str) -> list[Question]:
                 origin=provenance(record),
             )
         )
-    if repeated := len(loaded) - len({question.text for question in loaded}):
+    if repeated:
         warn_once(
-            f'{path}: {repeated} lines repeat an earlier question; each is scored by its own answers; '
-            'join them if they are one question'
+            f'{path}: {len(repeated)} lines repeat an earlier question (the first: {repeated[0]}); each is scored by '
+            'its own answers; join them if they are one question'
         )
     return loaded
+
+
+_STRAIGHT_QUOTES = str.maketrans(dict.fromkeys('“”„«»', '"') | dict.fromkeys('‘’‚', "'"))
+# Quotes around words, unlike the marks of 5'3" and f'(x).
+_QUOTED = re.compile(r'(?<!\w)(["\'])(.+?)\1(?!\w)')
+# Marks at the end of a word. Those inside of one (3.5) or alone (';') tell questions apart.
+_PROSE_MARKS = re.compile(r'(?<=\S)[.,;:?…？]+(?= |$)')
+
+
+def question_key(text: str) -> str:
+    """Returns what is equal for questions that differ only in case, blanks, Unicode form and the marks of prose.
+
+    Marks of prose are quotes around words, and marks at the end of a word or of the question. All others stay: C, C++
+    and C# are different, and so are 3.5 and 35. '' for a text of marks alone.
+    """
+    straight = unicodedata.normalize('NFC', text).casefold().translate(_STRAIGHT_QUOTES)
+    unquoted = _QUOTED.sub(r'\2', ' '.join(straight.split()))
+    return _PROSE_MARKS.sub('', unquoted).rstrip('.?…？ ')
 
 
 def open_tasks(path: str) -> list[Question]:
@@ -253,10 +278,11 @@ def numbered_open_tasks(path: str) -> Iterator[tuple[int, Question, Json]]:
         items = record.get('rubrics')
         rubrics = list(map(_rubric, items)) if isinstance(items, list) else []
         if not rubrics or not all(rubrics):
-            item = f'; item {rubrics.index({}) + 1} is neither' if rubrics else ''
+            item = f'; item {rubrics.index({}) + 1} is none of these' if rubrics else ''
             raise UserError(
                 f'{path}, line {number}: "rubrics" must be a list of texts, one per criterion to grade, or of '
-                f'{{"text", "weight"}}{item}'
+                '{"text"}, {"text", "weight"}, {"criterion", "points"}, {"criterion", "weight"} or {"rubric_item"}'
+                f'{item}'
             )
         if len({rubric['text'] for rubric in rubrics}) < len(rubrics):
             raise UserError(
@@ -272,9 +298,12 @@ def numbered_open_tasks(path: str) -> Iterator[tuple[int, Question, Json]]:
 def _rubric(item: Any) -> Json:
     """Returns an item of "rubrics" as {'text', 'priority'} and, where it has one, 'weight'; {} for another value."""
     rubric = item if isinstance(item, dict) else {'text': item}
-    if rubric.keys() >= {'criterion', 'points'}:
-        # HealthBench's names; its other fields are of its statistics.
-        rubric = {'text': rubric['criterion'], 'weight': rubric['points']}
+    # Names of HealthBench, ResearchRubrics and ResearchQA; their other fields are of their statistics.
+    weight_name = 'points' if 'points' in rubric else 'weight'
+    if rubric.keys() >= {'criterion', weight_name}:
+        rubric = {'text': rubric['criterion'], 'weight': rubric[weight_name]}
+    if 'rubric_item' in rubric:
+        rubric = {'text': rubric['rubric_item']}
     weight = rubric.get('weight', 1)
     # Not isinstance, because bool is a subclass of int.
     has_weight = type(weight) in (int, float) and math.isfinite(weight)
