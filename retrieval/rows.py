@@ -27,6 +27,8 @@ from .types import Record, RetrievalError, contents, first_line, split
 # all their documents have up to 16 MiB.
 LONGEST_LINE = 1 << 25
 COMPRESSED = ('.gz', '.zst', '.bz2', '.xz')
+# Bytes of a zstd file that are decompressed at a time: at most 128 MiB, of zeros.
+_ZSTD_BYTES = 1 << 12
 # Rows of a Parquet file that are held in memory.
 _BATCH_ROWS = 1024
 # Characters, at least, of a 32-bit number that is written with the digits of a 64-bit one.
@@ -211,10 +213,47 @@ def _decompressed(stream: BinaryIO, suffix: str) -> Any:
     if suffix == '.xz':
         return lzma.open(stream)
     if suffix == '.zst':
-        # Parallel compressors write several frames.
-        reader = zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True)
-        return io.BufferedReader(reader, 1 << 20)
+        return io.BufferedReader(_Pieces(_zstd_pieces(stream)), 1 << 20)
     return stream
+
+
+def _zstd_pieces(stream: BinaryIO) -> Iterator[bytes]:
+    """Yields the content of a zstd file; EOFError if its last frame has no end, which `stream_reader` reads over."""
+    # Of `zstd --long=31`, the most that it writes.
+    decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 31)
+    frame = decompressor.decompressobj()
+    is_begun = False
+    # Parallel compressors write several frames.
+    while packed := frame.unused_data or stream.read(_ZSTD_BYTES):
+        if frame.eof:
+            frame = decompressor.decompressobj()
+        is_begun = True
+        yield frame.decompress(packed)
+    if is_begun and not frame.eof:
+        raise EOFError('its last zstd frame has no end')
+
+
+class _Pieces(io.RawIOBase):
+    """A stream of bytes that come in pieces."""
+
+    def __init__(self, pieces: Iterator[bytes]):
+        self._pieces = pieces
+        self._rest = memoryview(b'')
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        # An empty piece does not end the stream.
+        while not self._rest:
+            piece = next(self._pieces, None)
+            if piece is None:
+                return 0
+            self._rest = memoryview(piece)
+        count = min(len(buffer), len(self._rest))
+        buffer[:count] = self._rest[:count]
+        self._rest = self._rest[count:]
+        return count
 
 
 # ---- passages --------------------------------------------------------------------------------------
