@@ -392,9 +392,11 @@ def _name_of(field: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> s
         return next((name for name in stated if row[name] not in (None, '', *_MISSING)), stated[0])
     if field == 'title' and field not in fields:
         return ''
+    # pandas writes its index without a name.
+    unnamed = f' (in line 1 give the column "" the name {field} if it is that)' if '' in row else ''
     raise Unusable(
         f'no {field}: none of {", ".join(names)} among its fields {listed_fields(row)}; name it with --fields '
-        f'{field}=NAME'
+        f'{field}=NAME{unnamed}'
     )
 
 

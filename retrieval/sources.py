@@ -39,6 +39,7 @@ _CONVERTERS = {
     '.epub': 'pandoc -t plain',
     '.rst': 'pandoc -t plain',
     '.tex': 'pandoc -t plain',
+    '.arrow': 'datasets, load_from_disk(FOLDER).to_parquet(FILE)',
 }
 
 
@@ -168,7 +169,8 @@ def conversion(suffixes: Iterable[str]) -> str:
     found = list(suffixes)
     programs = [f'{suffix} with {_CONVERTERS[suffix]}' for suffix in found if suffix in _CONVERTERS]
     ways = f'; convert {", ".join(programs)}' if programs else ''
-    if any(suffix in _PASSAGE_SUFFIXES for suffix in found):
+    # The .json files of `save_to_disk` hold no passages.
+    if '.arrow' not in found and any(suffix in _PASSAGE_SUFFIXES for suffix in found):
         ways += '; of passages give one file, not its folder (cat joins files of JSON lines)'
     if any(suffix in _TEXT_SUFFIXES for suffix in found):
         ways += '; decompress texts'

@@ -151,6 +151,15 @@ def test_another_kind_of_file_is_named(tmp_path, name, content, line, user_meets
         list(corpus.read(path.parent if 'folder' in name else path))
 
 
+def test_a_folder_of_save_to_disk_is_told_how_to_become_a_file(tmp_path):
+    for name in ('data.arrow', 'state.json', 'dataset_info.json'):
+        (tmp_path / name).touch()
+    with refused(
+        r'a folder of texts; convert .arrow with datasets, load_from_disk.*to_parquet\(FILE\)$'
+    ):
+        list(corpus.read(tmp_path))
+
+
 @pytest.mark.parametrize('field', ['wikipedia_title', 'Title', 'headline'])
 @pytest.mark.fault('kin-files', 'a title under another name')
 def test_a_title_under_another_name_is_named_once(tmp_path, field, caplog, user_reads):
