@@ -523,7 +523,7 @@ _SOFT_HYPHEN = '\u00ad'
 
 @functools.cache
 def _word_pattern() -> str:
-    """Returns the pattern of a word: letters and digits with combining marks; one alone not behind an apostrophe."""
+    """Returns the pattern of a word: letters and digits with combining marks."""
     # Ranges, because `re` needs three times as long with single characters.
     marks = ''
     is_mark = False
@@ -534,8 +534,7 @@ def _word_pattern() -> str:
             marks += f'{chr(code)}-'
         elif was_mark and not is_mark:
             marks += chr(code - 1)
-    # The s of "Gumu's" is no word.
-    return rf"\w+(?:[{marks}]\w*)*(?<!['’]\w)"
+    return rf'\w+(?:[{marks}]\w*)*'
 
 
 def _normalized(text: str) -> str:
