@@ -14,6 +14,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 
 from benchmarks.command import one_line_errors, parser, tab_separated
 from benchmarks.hops import HOPS
@@ -43,7 +44,7 @@ def write(folder: pathlib.Path, questions: int) -> None:
         _write_lines(folder / f'{hops}.jsonl', drawn)
 
 
-def _write_lines(path: pathlib.Path, records: list[Json]) -> None:
+def _write_lines(path: pathlib.Path, records: Sequence[Json]) -> None:
     path.write_text(''.join(json.dumps(record) + '\n' for record in records))
 
 

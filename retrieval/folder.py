@@ -307,7 +307,13 @@ def open_index(
             'copy or build it again'
         )
     if kind == 'bm25':
-        return Bm25Index(corpus, saved=folder / 'bm25')
+        index = Bm25Index(corpus, saved=folder / 'bm25')
+        # Queries must have the words of the passages.
+        if index.parameters != manifest['parameters']:
+            raise RetrievalError(
+                f'{folder}: this version divides texts into other words; build the index again'
+            )
+        return index
     if encoder is None:
         encoder = _open_encoder(manifest, encoder_folder)
     # Vectors of different encoders cannot be compared.

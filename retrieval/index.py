@@ -509,13 +509,37 @@ def _train_searcher(
 
 # ---- BM25 ------------------------------------------------------------------------------------------
 #
-# By means of bm25s (Lù 2024, arXiv:2407.03618): Lucene's formula with k1 1.5 and b 0.75; lower case, English stop words
-# and Snowball stems, over passages in wire form.
+# By means of bm25s (Lù 2024, arXiv:2407.03618): Lucene's formula with k1 1.5 and b 0.75; NFKC, lower case, English stop
+# words and Snowball stems, over passages in wire form.
 
 
 _METHOD = 'lucene'
 _K1 = 1.5
 _B = 0.75
+# Name of the rule of `_normalized` and `_word_pattern`, which is stored with an index: change both together.
+_WORDS = 'NFKC, letters with marks'
+_SOFT_HYPHEN = '\u00ad'
+
+
+@functools.cache
+def _word_pattern() -> str:
+    """Returns the pattern of a word: letters and digits with combining marks."""
+    # Ranges, because `re` needs three times as long with single characters.
+    marks = ''
+    is_mark = False
+    # Behind these are variants of Chinese characters only.
+    for code in range(0x20000):
+        was_mark, is_mark = is_mark, unicodedata.category(chr(code)).startswith('M')
+        if is_mark and not was_mark:
+            marks += f'{chr(code)}-'
+        elif was_mark and not is_mark:
+            marks += chr(code - 1)
+    return rf'\w+(?:[{marks}]\w*)*'
+
+
+def _normalized(text: str) -> str:
+    """Returns a text without ligatures, other variants of characters, and soft hyphens."""
+    return unicodedata.normalize('NFKC', text.replace(_SOFT_HYPHEN, ''))
 
 
 def _import_bm25s() -> ModuleType:
@@ -560,6 +584,7 @@ class Bm25Index:
             'method': _METHOD,
             'k1': _K1,
             'b': _B,
+            'words': _WORDS,
         }
 
     def _train(self) -> Any:
@@ -576,7 +601,7 @@ class Bm25Index:
         bm25.index(tokens, show_progress=False, leave_progress=False)
         return bm25
 
-    def _tokenize(self, texts: list[str], return_ids: bool) -> Any:
+    def _tokenize(self, texts: Sequence[str], return_ids: bool) -> Any:
         """Returns the stems of each text.
 
         The stemmer is not thread-safe: callers hold the lock, except in the constructor.
@@ -587,7 +612,8 @@ class Bm25Index:
             per text.
         """
         return _import_bm25s().tokenize(
-            texts,
+            [_normalized(text) for text in texts],
+            token_pattern=_word_pattern(),
             stopwords='en',
             stemmer=self._stemmer,
             return_ids=return_ids,
@@ -622,9 +648,7 @@ class Bm25Index:
         rows = np.full((len(queries), k), -1, np.int64)
         scores = np.zeros((len(queries), k), np.float32)
         with self._lock:
-            # As the passages, see `sources.read`: an accent of its own would divide a word.
-            composed = [unicodedata.normalize('NFC', query) for query in queries]
-            stems_by_query = self._tokenize(composed, return_ids=False)
+            stems_by_query = self._tokenize(queries, return_ids=False)
         # Each query is scored alone, so that its scores do not depend on the others.
         for number, stems in enumerate(stems_by_query):
             # Stems that no passage contains have no id.

@@ -33,6 +33,11 @@ _SIGNATURES = {
     b'PAR1': ('Parquet', 'end its name with .parquet'),
     b'PK\x03\x04': ('a zip archive or office document', 'unpack or convert it'),
     b'%PDF': ('PDF', 'convert it, for example with pdftotext'),
+    b'<doc id="': (
+        'output of wikiextractor',
+        'run it with --json and join its files to one .jsonl',
+    ),
+    b'WARC/': ('a web archive (WARC)', 'extract its texts, each into a file of its own'),
     b'{\\rtf': ('RTF', 'convert it, for example with pandoc -t plain'),
 }
 _HTML_STARTS = (b'<!doctype html', b'<html')

@@ -27,6 +27,8 @@ from .types import Record, RetrievalError, contents, first_line, split
 # all their documents have up to 16 MiB.
 LONGEST_LINE = 1 << 25
 COMPRESSED = ('.gz', '.zst', '.bz2', '.xz')
+# Bytes of a zstd file that are decompressed at a time: at most 128 MiB, of zeros.
+_ZSTD_BYTES = 1 << 12
 # Rows of a Parquet file that are held in memory.
 _BATCH_ROWS = 1024
 # Characters, at least, of a 32-bit number that is written with the digits of a 64-bit one.
@@ -211,10 +213,47 @@ def _decompressed(stream: BinaryIO, suffix: str) -> Any:
     if suffix == '.xz':
         return lzma.open(stream)
     if suffix == '.zst':
-        # Parallel compressors write several frames.
-        reader = zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True)
-        return io.BufferedReader(reader, 1 << 20)
+        return io.BufferedReader(_Pieces(_zstd_pieces(stream)), 1 << 20)
     return stream
+
+
+def _zstd_pieces(stream: BinaryIO) -> Iterator[bytes]:
+    """Yields the content of a zstd file; EOFError if its last frame has no end, which `stream_reader` reads over."""
+    # Of `zstd --long=31`, the most that it writes.
+    decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 31)
+    frame = decompressor.decompressobj()
+    is_begun = False
+    # Parallel compressors write several frames.
+    while packed := frame.unused_data or stream.read(_ZSTD_BYTES):
+        if frame.eof:
+            frame = decompressor.decompressobj()
+        is_begun = True
+        yield frame.decompress(packed)
+    if is_begun and not frame.eof:
+        raise EOFError('its last zstd frame has no end')
+
+
+class _Pieces(io.RawIOBase):
+    """A stream of bytes that come in pieces."""
+
+    def __init__(self, pieces: Iterator[bytes]):
+        self._pieces = pieces
+        self._rest = memoryview(b'')
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        # An empty piece does not end the stream.
+        while not self._rest:
+            piece = next(self._pieces, None)
+            if piece is None:
+                return 0
+            self._rest = memoryview(piece)
+        count = min(len(buffer), len(self._rest))
+        buffer[:count] = self._rest[:count]
+        self._rest = self._rest[count:]
+        return count
 
 
 # ---- passages --------------------------------------------------------------------------------------
@@ -229,6 +268,11 @@ FIELD_NAMES = {
     'title': ('title',),
 }
 _WIRE = 'contents'
+# What databases, pandas and Python write for a missing value.
+_MISSING = ('NULL', 'null', 'NaN', 'nan', r'\N', 'None', '<NA>')
+# A longer first line of a text is not its title but its first paragraph.
+TITLE_WORDS = 15
+_ENDS_OF_CLAUSES = tuple('.!?,;:。！？')
 _CONTRADICTORY = 'contradict each other; leave one of them out'
 # Names of fields that an error lists.
 _LISTED_FIELDS = 8
@@ -238,10 +282,10 @@ def record_of(row: Mapping[str, Any], fields: Mapping[str, str]) -> Record:
     """Returns the passage in a row of a corpus file.
 
     The id is a text or whole number under `id`, `_id`, `pid`, `docid`, `doc_id` or `passage_id`. The text is under
-    `contents`, in wire form, or else under another name of `FIELD_NAMES`; `title` may be missing, or in an object
-    `metadata` as LangChain has it. A
-    `document_name` separates documents of the same title. Of several names the first in this order with a value is
-    read. Other fields are ignored.
+    `contents`, in wire form or as `_unquoted_title` says, or else under another name of `FIELD_NAMES`; `title` may be
+    missing, or in an object `metadata` as LangChain has it. A `document_name` separates documents of the same title. Of
+    several names the first in this order with a value is read. A mark of a missing value, such as NULL, is none. Other
+    fields are ignored.
 
     Args:
       row: the fields by name.
@@ -277,20 +321,40 @@ def record_of(row: Mapping[str, Any], fields: Mapping[str, str]) -> Record:
     if not title and text_name != _WIRE and 'title' not in fields and isinstance(metadata, Mapping):
         # LangChain's titles; metadata of others may have anything there.
         inner_title = metadata.get('title')
-        title = ' '.join(inner_title.split()) if isinstance(inner_title, str) else ''
+        title = ' '.join(_stated(inner_title).split()) if isinstance(inner_title, str) else ''
     document = _text_in(row, 'document_name')
     if text_name == _WIRE:
         own_title, body = split(text)
+        if body == text and not title:
+            own_title, body = _unquoted_title(text)
+        own_title, body = _stated(own_title), _stated(body)
         _refuse_contradiction('title', title, own_title)
         if 'text' in row:
             _refuse_contradiction('text', _text_in(row, 'text'), body)
-        if own_title or not title:
-            return Record(str(record_id), text, document)
         # Some files repeat the title as a first line without quotes.
-        text = body.removeprefix(f'{title}\n')
+        text = body if own_title else body.removeprefix(f'{title}\n')
+        title = own_title or title
     # Without a title a text stands alone, unless its own first line would be taken for one.
     has_title = bool(title or split(text)[0])
     return Record(str(record_id), contents(title, text) if has_title else text, document)
+
+
+def _unquoted_title(text: str) -> tuple[str, str]:
+    """Returns (title, text) of `contents` without quotes; ('', text) if its first line is no title.
+
+    FlashRAG and Search-R1 take any first line for the title. Here it is text if it is long, ends like a clause, or goes
+    on with a small letter, as in passages that were wrapped by hand.
+    """
+    line, _, below = text.partition('\n')
+    title = ' '.join(line.split())
+    is_short = len(title.split()) <= TITLE_WORDS
+    goes_on = title.endswith(_ENDS_OF_CLAUSES) or below.lstrip()[:1].islower()
+    return (title, below) if is_short and not goes_on and below.strip() else ('', text)
+
+
+def _stated(text: str) -> str:
+    """Returns a text; '' for a mark of a missing value."""
+    return '' if text.strip() in _MISSING else text
 
 
 def _refuse_contradiction(name: str, value: str, part: str) -> None:
@@ -325,20 +389,22 @@ def _name_of(field: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> s
     stated = [name for name in names if name in row]
     if stated:
         # Some files have empty fields beside the one in use.
-        return next((name for name in stated if row[name] not in (None, '')), stated[0])
+        return next((name for name in stated if row[name] not in (None, '', *_MISSING)), stated[0])
     if field == 'title' and field not in fields:
         return ''
+    # pandas writes its index without a name.
+    unnamed = f' (in line 1 give the column "" the name {field} if it is that)' if '' in row else ''
     raise Unusable(
         f'no {field}: none of {", ".join(names)} among its fields {listed_fields(row)}; name it with --fields '
-        f'{field}=NAME'
+        f'{field}=NAME{unnamed}'
     )
 
 
 def _text_in(row: Mapping[str, Any], name: str) -> str:
-    """Returns the text under a name; '' for a missing one or null."""
+    """Returns the text under a name; '' for a missing one, null, or a mark of it."""
     value = row.get(name)
     if value is None:
         return ''
     if not isinstance(value, str):
         raise Unusable(f'"{name}" is a JSON {type_name(value)}; give a text')
-    return value
+    return _stated(value)

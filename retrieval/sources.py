@@ -18,7 +18,7 @@ import yaml
 
 from .command import similar_path
 from .json_text import Unusable
-from .rows import record_of, rows, suffix_of, title_like
+from .rows import TITLE_WORDS, record_of, rows, suffix_of, title_like
 from .texts import read_text, split_record, split_text
 from .types import Record, RetrievalError, contents, short, split
 
@@ -39,6 +39,7 @@ _CONVERTERS = {
     '.epub': 'pandoc -t plain',
     '.rst': 'pandoc -t plain',
     '.tex': 'pandoc -t plain',
+    '.arrow': 'datasets, load_from_disk(FOLDER).to_parquet(FILE)',
 }
 
 
@@ -168,7 +169,8 @@ def conversion(suffixes: Iterable[str]) -> str:
     found = list(suffixes)
     programs = [f'{suffix} with {_CONVERTERS[suffix]}' for suffix in found if suffix in _CONVERTERS]
     ways = f'; convert {", ".join(programs)}' if programs else ''
-    if any(suffix in _PASSAGE_SUFFIXES for suffix in found):
+    # The .json files of `save_to_disk` hold no passages.
+    if '.arrow' not in found and any(suffix in _PASSAGE_SUFFIXES for suffix in found):
         ways += '; of passages give one file, not its folder (cat joins files of JSON lines)'
     if any(suffix in _TEXT_SUFFIXES for suffix in found):
         ways += '; decompress texts'
@@ -294,8 +296,6 @@ def _validated(record: Record) -> Record:
 # The first line of a text, or of Markdown the title in its front matter or its main heading.
 
 
-# A longer first line of a text is not its title but its first paragraph.
-_TITLE_WORDS = 15
 # The same in languages without blanks between words, and for texts that have no other line.
 TITLE_CHARACTERS = 200
 # Lines of a Markdown file in which its main heading is looked for; later ones are sections.
@@ -408,7 +408,7 @@ def _first_line_title(text: str) -> tuple[str, str]:
         first_line, text_below = underlined[2], text.lstrip()[underlined.end() :]
     # Markdown headings start with '#'.
     title = ' '.join(first_line.lstrip('# ').split())
-    is_short = len(title.split()) <= _TITLE_WORDS and len(title) <= TITLE_CHARACTERS
+    is_short = len(title.split()) <= TITLE_WORDS and len(title) <= TITLE_CHARACTERS
     # A horizontal rule or a date does not name a text.
     has_letter = any(character.isalpha() for character in title)
     if is_short and has_letter and not title.endswith('.') and text_below.strip():

@@ -91,6 +91,24 @@ def test_bad_input_is_named(index):
             index.search(queries, k)
 
 
+@pytest.mark.parametrize(
+    ('passage', 'query'),
+    [
+        ('Vitamin D is made in the skin.', 'vitamin d'),
+        ('A film by Plan 7.', '7'),
+        ('Malcolm X was born in Omaha.', 'X'),
+        ('मुक्त विकिपीडिया लेख', 'विकिपीडिया'),
+        ('The \ufb01rst \uff34own', 'first town'),
+        ('A sim\u00adple river', 'simple'),
+        ('A simple river', 'sim\u00adple'),
+    ],
+)
+def test_words_are_found(passage, query):
+    others = ['Vitamin is a word', "A plan's malcolm", 'क ख ग', 'A sim card, ple']
+    rows, _ = Bm25Index(MemoryCorpus([''] * 5, [*others, passage])).search([query], 1)
+    assert rows.tolist() == [[4]]
+
+
 @pytest.mark.fault('third-24', 'BM25 and a decomposed query')
 def test_queries_are_composed_as_passages_are(user_reads):
     index = Bm25Index(MemoryCorpus(['Café', 'Lomi'], ['A café by the river.', 'A town.']))

@@ -50,6 +50,12 @@ def test_json_lines_plain_and_packed(tmp_path):
     assert reports[0]['sha256'] == reports[1]['sha256']
 
 
+def test_a_window_of_two_gigabytes_is_read(tmp_path):
+    parameters = zstandard.ZstdCompressionParameters(window_log=31, write_content_size=False)
+    packer = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    written(tmp_path / 'c.jsonl.zst', packer.compress(lines()) + packer.flush(), tmp_path)
+
+
 def test_wikipedia_tsv(tmp_path):
     rows = b'id\ttext\ttitle\n1\t"Aaron is ""a prophet""."\tAaron\n2\tplain\tB\n'
     about, stored = written(tmp_path / 'psgs_w100.tsv.gz', gzip.compress(rows), tmp_path)
@@ -86,7 +92,20 @@ def test_bad_lines_and_files_have_the_reasons_of_the_table(tmp_path, caplog):
         records = corpus.read(folder, corpus.BadLines(folder, strict))
         return [(record.id, record.contents) for _, record in records]
 
-    names = {'line': line, 'file': file, 'texts': texts, 'lines': lines, 'gzip': gzip}
+    def flushed():
+        """A zstd frame without its end, as a compressor leaves it that was stopped."""
+        packer = zstandard.ZstdCompressor().compressobj()
+        return packer.compress(lines()) + packer.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
+
+    names = {
+        'flushed': flushed,
+        'line': line,
+        'file': file,
+        'texts': texts,
+        'lines': lines,
+        'gzip': gzip,
+        'zstandard': zstandard,
+    }
     with caplog.at_level(logging.WARNING):
         check_table(TABLE, names | {'PASSAGES': PASSAGES}, tmp_path, RetrievalError)
 

@@ -248,6 +248,15 @@ def test_mismatches_say_what_differs(copy):
         folder.open_index(copy)
 
 
+def test_an_index_of_other_words_is_refused(tmp_path):
+    source = tmp_path / 'c.jsonl'
+    source.write_text(json.dumps({'id': 'a', 'contents': contents('Lomi', 'A city.')}))
+    folder.build(source, tmp_path / 'index', 'bm25', None)
+    change(tmp_path / 'index', parameters={'words': 'others'})
+    with refused('index: this version divides texts into other words; build the index again'):
+        folder.open_index(tmp_path / 'index')
+
+
 @pytest.mark.parametrize(('kind', 'library'), [('scann', 'scann'), ('bm25', 'bm25s')])
 def test_an_index_whose_library_is_not_installed_is_refused(built, monkeypatch, kind, library):
     version = importlib.metadata.version

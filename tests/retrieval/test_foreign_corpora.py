@@ -52,6 +52,45 @@ def test_a_passage_without_a_title_keeps_its_first_line(tmp_path):
         only(path)
 
 
+@pytest.mark.parametrize(
+    ('contents', 'title'),
+    [
+        ('Evan Morris\nEvan Morris was a lobbyist.', 'Evan Morris'),
+        (' 1984 \r\nA novel.', '1984'),
+        ('"Heroes" (song)\nA song.', '"Heroes" (song)'),
+        ('nan\nA town.', ''),
+        ('Gumu\n ', ''),
+        ('\nA town.', ''),
+        ('A town.\nBy a river.', ''),
+        ('A town by the\nriver Lomi.', ''),
+        (f'{"A " * 16}\nA town.', ''),
+    ],
+)
+def test_the_first_line_of_contents_is_a_title_without_quotes_too(tmp_path, contents, title):
+    path = tmp_path / 'c.jsonl'
+    path.write_bytes(json_line({'id': 1, 'contents': contents}))
+    assert corpus.split(only(path).contents)[0] == title
+
+
+@pytest.mark.parametrize('mark', ['NULL', 'nan', r'\N', 'None', '<NA>'])
+def test_marks_of_missing_values_are_neither_titles_nor_texts(tmp_path, mark):
+    path = tmp_path / 'c.tsv'
+    path.write_text(f'id\ttitle\ttext\n1\t{mark}\tA town.\n2\tGumu\t{mark}\n3\t{mark}\t{mark}\n')
+    bad = corpus.BadLines(path, strict=False)
+    records = [record.contents for _, record in corpus.read(path, bad)]
+    assert records == ['A town.', '"Gumu"\n']
+    assert bad.first == 'line 4: a passage with neither title nor text'
+    path = tmp_path / 'c.jsonl'
+    for row in (
+        {'title': mark, 'text': 'A town.'},
+        {'contents': f'"{mark}"\nA town.'},
+        {'contents': mark, 'text': 'A town.'},
+        {'page_content': 'A town.', 'metadata': {'title': mark}},
+    ):
+        path.write_bytes(json_line({'id': 1} | row))
+        assert only(path).contents == 'A town.'
+
+
 @pytest.mark.fault('F7', '--fields id=key,text=paragraph')
 def test_any_other_fields_are_named(tmp_path, user_meets):
     path = tmp_path / 'c.jsonl'
@@ -110,6 +149,15 @@ def test_another_kind_of_file_is_named(tmp_path, name, content, line, user_meets
     path.write_bytes(eval(content))
     with user_meets(line):
         list(corpus.read(path.parent if 'folder' in name else path))
+
+
+def test_a_folder_of_save_to_disk_is_told_how_to_become_a_file(tmp_path):
+    for name in ('data.arrow', 'state.json', 'dataset_info.json'):
+        (tmp_path / name).touch()
+    with refused(
+        r'a folder of texts; convert .arrow with datasets, load_from_disk.*to_parquet\(FILE\)$'
+    ):
+        list(corpus.read(tmp_path))
 
 
 @pytest.mark.parametrize('field', ['wikipedia_title', 'Title', 'headline'])
