@@ -1,7 +1,6 @@
 """Exact match on questions that no run, and no choice of an arm or of a start, has seen.
 
-    python -m benchmarks.fresh zeroplay_jax/mini/parts/base runs/hops/composed_long-*/policy/solver \
-        --out benchmarks/results/fresh.tsv
+    python -m benchmarks.fresh zeroplay_jax/mini/parts/base runs/hops/composed_long-*/policy/solver
 
 All held-out worlds with other facts (`DEAL`), 200 questions of every length; the passages of the training worlds are
 distractors, as in the quickstart.
@@ -14,11 +13,10 @@ import pathlib
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 
-from benchmarks.command import one_line_errors, parser, tab_separated
-from benchmarks.hops import HOPS
-from zeroplay_jax.configuration import fields
+from benchmarks.command import one_line_errors, parser
+from benchmarks.hops import HOPS, training_worlds
+from zeroplay_jax.data import files
 from zeroplay_jax.mini.world import World, evaluation_questions, worlds_available
 from zeroplay_jax.types import Json, UserError
 
@@ -28,24 +26,17 @@ DEAL = 20_261_129
 
 def write(folder: pathlib.Path, questions: int) -> None:
     """Writes corpus.jsonl, and HOPS.jsonl with `questions` questions for every length."""
-    first, count = fields.config('quickstart').world.train
-    held_out = [
-        World(seed, 'evaluation', deal=DEAL) for seed in range(worlds_available('evaluation'))
-    ]
-    training = [World(seed) for seed in range(first, first + count)]
+    seeds = range(worlds_available('evaluation'))
+    held_out = [World(seed, 'evaluation', deal=DEAL) for seed in seeds]
     passages: list[Json] = []
-    for world in (*training, *held_out):
+    for world in (*training_worlds(), *held_out):
         for passage in world.passages:
             number = str(len(passages))
             passages.append({'id': number, 'title': passage.title, 'text': passage.text})
-    _write_lines(folder / 'corpus.jsonl', passages)
+    files.write_lines(folder / 'corpus.jsonl', passages)
     for hops in HOPS:
         drawn = evaluation_questions(held_out, questions, (int(hops),))
-        _write_lines(folder / f'{hops}.jsonl', drawn)
-
-
-def _write_lines(path: pathlib.Path, records: Sequence[Json]) -> None:
-    path.write_text(''.join(json.dumps(record) + '\n' for record in records))
+        files.write_lines(folder / f'{hops}.jsonl', drawn)
 
 
 def _run(module: str, *words: str) -> str:
@@ -67,23 +58,19 @@ def measure(folder: pathlib.Path, policy: str) -> list[float]:
 
 
 def main(argv=None) -> None:
-    """Measures every policy and writes a row for it."""
+    """Measures every policy and prints a row for it."""
     flags = parser('fresh', __doc__)
     flags.add_argument('policies', nargs='+', help='folders of policies')
     flags.add_argument('--questions', type=int, default=200, help='of every length (200)')
-    flags.add_argument('--out', type=pathlib.Path, help='file of rows, instead of the screen')
     arguments = flags.parse_args(argv)
     with one_line_errors('benchmarks.fresh'), tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         write(folder, arguments.questions)
         corpus, index = folder / 'corpus.jsonl', folder / 'index'
         _run('retrieval.build', f'--corpus={corpus}', '--encoder=lexical', f'--out={index}')
-        rows = [[policy, *measure(folder, policy)] for policy in arguments.policies]
-    text = tab_separated(['policy', *HOPS], rows)
-    if arguments.out:
-        arguments.out.write_text(text)
-    else:
-        print(text, end='')
+        print('policy', *HOPS, sep='\t')
+        for policy in arguments.policies:
+            print(policy, *measure(folder, policy), sep='\t', flush=True)
 
 
 if __name__ == '__main__':

@@ -29,9 +29,10 @@ from typing import NamedTuple
 from benchmarks.claims_runs import code_hash
 from benchmarks.command import one_line_errors, parser, table
 from zeroplay_jax.configuration import fields
+from zeroplay_jax.data import files
 from zeroplay_jax.evaluation.statistics import difference, interval_text
 from zeroplay_jax.mini.world import World, evaluation_questions
-from zeroplay_jax.types import UserError
+from zeroplay_jax.types import Json, UserError
 
 HOPS = ('1', '2', '3', '4', '5', '6')
 
@@ -295,14 +296,19 @@ def _questions_file(workdir: pathlib.Path) -> pathlib.Path:
     return workdir.with_suffix('.questions.jsonl')
 
 
-def write_questions(path: pathlib.Path, numbers: Sequence[int]) -> None:
-    """Writes distinct questions about the training worlds of the quickstart, `numbers` of 1, 2, … hops."""
+def training_worlds() -> list[World]:
+    """Returns the worlds that runs of the quickstart are trained on."""
     first, count = fields.config('quickstart').world.train
-    worlds = [World(seed) for seed in range(first, first + count)]
-    with path.open('w') as file:
-        for hops, number in enumerate(numbers, 1):
-            for question in evaluation_questions(worlds, number, (hops,)) if number else ():
-                print(json.dumps(question), file=file)
+    return [World(seed) for seed in range(first, first + count)]
+
+
+def write_questions(path: pathlib.Path, numbers: Sequence[int]) -> None:
+    """Writes distinct questions about the training worlds, `numbers` of 1, 2, … hops."""
+    worlds = training_worlds()
+    questions: list[Json] = []
+    for hops, number in enumerate(numbers, 1):
+        questions += evaluation_questions(worlds, number, (hops,))
+    files.write_lines(path, questions)
 
 
 def play(

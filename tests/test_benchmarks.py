@@ -15,14 +15,15 @@ import pytest
 from packaging.requirements import Requirement
 from python_process import run_python
 
-from benchmarks import gpu, hops
+from benchmarks import fresh, gpu, hops
 from benchmarks import pins as small_runs
 from benchmarks import rollout as bench
-from benchmarks.command import RESULTS
+from benchmarks.command import RESULTS, read_lines
 from benchmarks.peers import workload
 from tools.checkpoints import base_parts
 from zeroplay_jax.configuration import fields, rules
 from zeroplay_jax.evaluation.statistics import difference, interval_text
+from zeroplay_jax.mini.world import World
 from zeroplay_jax.policy import transformer
 from zeroplay_jax.types import UserError
 
@@ -206,6 +207,43 @@ def test_the_pages_have_the_figures_of_other_starts():
     assert f'({start}; one seed)' in readme
     composed = of_starts('parts last', 'composed_six', 'after', (3, 4)).split(' | ')
     assert f'({", ".join(cell.partition(" ")[0] for cell in composed)}; [controls' in readme
+
+
+def test_fresh_questions_are_about_other_facts(monkeypatch, capsys):
+    monkeypatch.setattr(fresh, '_run', lambda *words: '')
+    written = {}
+
+    def measure(folder, policy):
+        written['passages'] = read_lines(folder / 'corpus.jsonl')
+        written['questions'] = [read_lines(folder / f'{number}.jsonl') for number in hops.HOPS]
+        return [0.5] * len(hops.HOPS)
+
+    monkeypatch.setattr(fresh, 'measure', measure)
+    fresh.main(['base', '--questions', '4'])
+    assert capsys.readouterr().out.splitlines()[1].split('\t') == ['base', *['0.5'] * 6]
+    texts = {each['title']: each['text'] for each in written['passages']}
+    of_quickstart = World(12, 'evaluation').passages
+    common = [each for each in of_quickstart if each.title in texts]
+    assert len(common) > 100
+    same = [each for each in common if texts[each.title] == each.text]
+    # By chance a river has the same source.
+    assert len(same) < 0.05 * len(common)
+    counts = [[each['hops'] for each in questions] for questions in written['questions']]
+    assert counts == [[number] * 4 for number in range(1, 7)]
+
+
+def test_the_page_has_the_figures_of_fresh_questions():
+    # Two lines say how the runs were made.
+    lines = (RESULTS / 'fresh.tsv').read_text().splitlines()[3:]
+    of_arm = {}
+    for line in lines:
+        policy, *scores = line.split('\t')
+        arm = policy.split('/')[2].rpartition('-')[0] if policy.startswith('runs/') else 'start'
+        of_arm.setdefault(arm, []).append(list(map(float, scores[2:])))
+    page = (ROOT / 'docs' / 'results.md').read_text().replace('**', '')
+    for scores in of_arm.values():
+        cells = map(cell_of, zip(*scores, strict=True))
+        assert f'| {" | ".join(cells)} |' in page
 
 
 def test_the_pages_say_what_credit_per_turn_has_shown():
