@@ -19,6 +19,7 @@ from zeroplay_jax.data.answer_fields import (
     WHOLE,
     accepted_answers,
     is_damaged,
+    is_missing,
     is_text,
     is_unanswerable,
 )
@@ -116,12 +117,12 @@ def numbered_lines(path: str, *required: str, answered: bool = True) -> Iterator
                 record = _checked(row, required)
                 if is_table:
                     _read_whole_numbers(record)
-                if answered and 'question' in required:
-                    _check_text_alone(record)
                 # The answers are read for their errors alone; callers read them themselves.
                 if answered and is_unanswerable(record):
                     unanswerable += 1
                     continue
+                if answered and 'question' in required:
+                    _check_text_alone(record)
                 if answered and any(map(is_damaged, accepted_answers(record))):
                     warn_once(
                         f'{path}: answers have references of HTML such as &amp;, tags such as <answer>, characters of '
@@ -160,7 +161,7 @@ def numbered_lines(path: str, *required: str, answered: bool = True) -> Iterator
 def _check_text_alone(record: Json) -> None:
     """Raises ValueError for a question with a picture, which no policy of texts can answer."""
     for name in _PICTURES:
-        if record.get(name):
+        if not is_missing(record.get(name)):
             raise ValueError(
                 f'"{name}" is not empty, and a policy reads text alone; leave the line out'
             )
