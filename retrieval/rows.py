@@ -269,7 +269,7 @@ FIELD_NAMES = {
 }
 _WIRE = 'contents'
 # What databases, pandas and Python write for a missing value.
-_MISSING = ('NULL', 'null', 'NaN', 'nan', r'\N', 'None', '<NA>')
+MISSING = ('NULL', 'null', 'NaN', 'nan', r'\N', 'None', '<NA>')
 # A longer first line of a text is not its title but its first paragraph.
 TITLE_WORDS = 15
 _ENDS_OF_CLAUSES = tuple('.!?,;:。！？')
@@ -354,7 +354,7 @@ def _unquoted_title(text: str) -> tuple[str, str]:
 
 def _stated(text: str) -> str:
     """Returns a text; '' for a mark of a missing value."""
-    return '' if text.strip() in _MISSING else text
+    return '' if text.strip() in MISSING else text
 
 
 def _refuse_contradiction(name: str, value: str, part: str) -> None:
@@ -389,7 +389,7 @@ def _name_of(field: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> s
     stated = [name for name in names if name in row]
     if stated:
         # Some files have empty fields beside the one in use.
-        return next((name for name in stated if row[name] not in (None, '', *_MISSING)), stated[0])
+        return next((name for name in stated if row[name] not in (None, '', *MISSING)), stated[0])
     if field == 'title' and field not in fields:
         return ''
     # pandas writes its index without a name.

@@ -353,9 +353,10 @@ def test_answers_that_are_numbers_are_read_as_in_files(user_reads):
 def test_answers_may_be_cells_of_tables():
     year = dataclasses.replace(rollout(), turns=(Turn('<answer>1912</answer>'),))
     texts, number, score = np.array(['1912'], dtype=object), np.int64(1912), np.float32(1912)
-    cells = [texts, number, [number], (score,), np.array([1911, 1912]), np.array([1913])]
+    squad = {'text': texts, 'answer_start': np.array([3])}
+    cells = [texts, squad, number, [number], (score,), np.array([1911, 1912]), np.array([1913])]
     for answers in (cells, np.array([*cells, None], dtype=object)[:-1]):
-        assert zp.score([[year]] * 6, answers).ravel().tolist() == [1, 1, 1, 1, 1, 0]
+        assert zp.score([[year]] * 7, answers).ravel().tolist() == [1] * 6 + [0]
 
 
 def test_answers_that_are_marked_wrong_are_not_accepted():

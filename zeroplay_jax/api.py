@@ -579,6 +579,8 @@ def _plain(value: Any) -> Any:
     """Returns a value with lists and Python's numbers, as a file has them; tables have NumPy's, questions tuples."""
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
     return list(map(_plain, value)) if isinstance(value, list | tuple) else value
 
 

@@ -287,12 +287,13 @@ def test_published_rubrics_keep_their_weights(tmp_path):
         {'criterion': 'Scares the reader.', 'points': -3, 'tags': []},
         {'criterion': 'Cites a study.', 'weight': 4.0, 'axis': 'Explicit Criteria'},
         {'rubric_item': 'Does it name risks?', 'type': 'Other'},
+        {'rubric_item': 'Is it short?', 'weight': 2, 'text': None, 'points': None},
     ]
     path.write_text(json.dumps({'task': 'How much?', 'rubrics': rubrics}))
     (task,) = question_sets.load_tasks(str(path))
     weights = {rubric['text']: rubric.get('weight') for rubric in task.question.rubrics}
-    assert list(weights.values()) == [5, -3, 4, None]
-    assert [*weights][2:] == ['Cites a study.', 'Does it name risks?']
+    assert list(weights.values()) == [5, -3, 4, None, 2]
+    assert [*weights][2:] == ['Cites a study.', 'Does it name risks?', 'Is it short?']
 
 
 def test_a_prompt_that_is_too_long_is_found_before_anything_is_played(tmp_path):

@@ -12,7 +12,7 @@ from typing import Any
 from zeroplay_jax.objectives.answers import normalize_answer
 from zeroplay_jax.retrieval import json_text
 from zeroplay_jax.retrieval.json_text import type_name
-from zeroplay_jax.retrieval.rows import shortest
+from zeroplay_jax.retrieval.rows import MISSING, shortest
 from zeroplay_jax.retrieval.texts import DAMAGE
 from zeroplay_jax.types import Json
 
@@ -26,7 +26,10 @@ ANSWER_FIELDS = (
     'possible_answers',
 )
 # Further accepted answers beside those of one of `ANSWER_FIELDS` (MuSiQue; CRAG).
-ALIASES_BESIDE = ('answer_aliases', 'aliases', 'alt_ans')
+_ANSWER_ALIASES = 'answer_aliases'
+# Other sets have other things under these names.
+_POSSIBLE_ALIASES = ('aliases', 'alt_ans')
+ALIASES_BESIDE = (_ANSWER_ALIASES, *_POSSIBLE_ALIASES)
 # Fields of an answer that is an object: verl nests it, SQuAD has lists of texts, TriviaQA a value with other spellings.
 _INNER_FIELDS = ('target', 'ground_truth', 'value', 'text', 'answer')
 _INNER_ALIASES = ('aliases', 'normalized_aliases')
@@ -41,6 +44,8 @@ _ANSWERABLE_FIELDS = {
 }
 # Texts that stand for the answer of a question that has none (MS MARCO, QuAC), in small letters.
 _NO_ANSWER = ('no answer present.', 'cannotanswer')
+# Texts that are no alias: CRAG has the last one for questions of a false premise.
+_NO_ALIAS = (*_NO_ANSWER, 'invalid question')
 # Fields with the choices of a question, one of which its answer may name by number or letter (MMLU, RACE).
 _CHOICES = ('choices', 'options', 'answer_choices', 'endings')
 # Fields with one choice each (MedMCQA, SWAG, tables of MMLU).
@@ -72,9 +77,23 @@ _PYTHON_ESCAPE = re.compile(r'\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|[\'"\\nt])')
 _ESCAPED = {'n': '\n', 't': '\t'}
 
 
+class _MarkedWrong(ValueError):
+    """All answers of a field are marked wrong."""
+
+
 def is_text(value: Any) -> bool:
     """Returns whether a value is a text with a character that can be seen."""
     return isinstance(value, str) and bool(''.join(filter(str.isprintable, value)).strip())
+
+
+def is_missing(value: Any) -> bool:
+    """Returns whether a value is empty, false or a mark such as nan, or a list or object of such values alone."""
+    value = _read(value)
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        return all(map(is_missing, value))
+    return not value or str(value).strip() in ('', *MISSING)
 
 
 def is_damaged(text: str) -> bool:
@@ -134,11 +153,9 @@ def accepted_answers(record: Json) -> list[str]:
     Raises:
       ValueError: there is no answer, one is empty or of another type, or another field has other answers.
     """
-    # Logs of other policies. The number 0 as "correct" may be that of a choice.
-    if _is_false(record.get('is_correct')) or str(record.get('correct')).lower() == 'false':
-        raise ValueError(
-            '"is_correct" or "correct" says that its answer is wrong; leave the line out'
-        )
+    # Logs of other policies. "correct" may be the answer itself.
+    if _is_false(record.get('is_correct')):
+        raise ValueError('"is_correct" says that its answer is wrong; leave the line out')
     # Columns of a table have null where a line has nothing.
     stated = [name for name in ANSWER_FIELDS if record.get(name) is not None]
     # Some sets have an empty field beside the one in use.
@@ -165,8 +182,10 @@ def accepted_answers(record: Json) -> list[str]:
         raise ValueError(
             f'"{name}" is a worked solution; write only the result behind {_RESULT_MARK}'
         )
-    for field in ALIASES_BESIDE:
-        answers += _new_aliases(record.get(field), field, answers)
+    answers += _new_aliases(record.get(_ANSWER_ALIASES), _ANSWER_ALIASES, answers)
+    for field in _POSSIBLE_ALIASES:
+        with contextlib.suppress(ValueError):
+            answers += _new_aliases(_possible_aliases(record.get(field)), field, answers)
     return answers
 
 
@@ -217,13 +236,19 @@ def _texts_of(value: Any, name: str) -> list[str]:
     """Returns the texts in the value of a field; `name` is for errors."""
     if isinstance(value, list):
         answers = []
+        wrong = None
         for item in value:
             if isinstance(item, list) or item is None:
                 raise ValueError(f'an answer of "{name}" is a JSON {type_name(item)}, not a text')
-            if isinstance(item, str):
-                answers += _texts_in(item, name, is_item=True)
-            else:
-                answers += _texts_of(item, name)
+            try:
+                if isinstance(item, str):
+                    answers += _texts_in(item, name, is_item=True)
+                else:
+                    answers += _texts_of(item, name)
+            except _MarkedWrong as error:
+                wrong = error
+        if wrong and not answers:
+            raise wrong
         return answers
     if isinstance(value, dict):
         return _texts_of_object(value, name)
@@ -247,8 +272,6 @@ def _texts_of_object(value: Json, name: str) -> list[str]:
     inner = _inner_fields(value)
     if not inner:
         raise ValueError(f'"{name}" is an object without {", ".join(_INNER_FIELDS)}')
-    if any(_is_false(value.get(mark)) for mark in _RIGHT_MARKS):
-        return []
     answers = _texts_of(_marked_right(value, inner[0]), name)
     for field in _INNER_ALIASES:
         answers += _new_aliases(value.get(field), name, answers)
@@ -256,13 +279,25 @@ def _texts_of_object(value: Json, name: str) -> list[str]:
 
 
 def _marked_right(value: Json, field: str) -> Any:
-    """Returns the value of a field; of a list, beside which a list of marks stands, only the items not marked wrong."""
-    items = value[field]
+    """Returns the value of a field; of a list, beside which a list of marks stands, only the items not marked wrong.
+
+    Raises:
+      _MarkedWrong: nothing is left.
+    """
+    items = _read(value[field])
+    is_list = isinstance(items, list)
+    items = items if is_list else [value[field]]
     for mark in _RIGHT_MARKS:
-        marks = value.get(mark)
-        if isinstance(marks, list) and isinstance(items, list) and len(marks) == len(items):
-            return [item for item, right in zip(items, marks) if not _is_false(right)]
-    return items
+        # A single number beside a list says which item is meant.
+        marks = value.get(mark) if is_list else [value.get(mark)]
+        if not isinstance(marks, list) or len(marks) != len(items):
+            continue
+        right = [item for item, is_right in zip(items, marks) if not _is_false(is_right)]
+        if items and not right:
+            raise _MarkedWrong('all answers are marked wrong; leave the line out')
+        if len(right) < len(items):
+            return right
+    return value[field]
 
 
 def _is_false(mark: Any) -> bool:
@@ -273,6 +308,17 @@ def _is_false(mark: Any) -> bool:
 def _inner_fields(value: Json) -> list[str]:
     """Returns the fields of an answer that is an object which may have its text, the first one first."""
     return [field for field in _INNER_FIELDS if value.get(field) is not None]
+
+
+def _possible_aliases(value: Any) -> list[str]:
+    """Returns the texts of a field that may have aliases; other values in it are left out."""
+    value = _read(value)
+    aliases = []
+    for item in value if isinstance(value, list) else [value]:
+        is_alias = is_text(item) and not is_missing(item) and _RESULT_MARK not in item
+        if is_alias and item.strip().lower() not in _NO_ALIAS:
+            aliases.append(item)
+    return aliases
 
 
 def _new_aliases(value: Any, name: str, answers: list[str]) -> list[str]:

@@ -19,6 +19,7 @@ from zeroplay_jax.data.answer_fields import (
     WHOLE,
     accepted_answers,
     is_damaged,
+    is_missing,
     is_text,
     is_unanswerable,
 )
@@ -60,6 +61,14 @@ _ASKED = ('question', 'task')
 _OTHER_NAMES = {'question': 'query'}
 # Fields with what a question shows besides its text (HLE).
 _PICTURES = ('image', 'images')
+# Names of a rubric's fields in HealthBench, ResearchRubrics and ResearchQA → ours.
+_RUBRIC_FIELDS = {
+    'text': 'text',
+    'criterion': 'text',
+    'rubric_item': 'text',
+    'weight': 'weight',
+    'points': 'weight',
+}
 # Base64, as in the published form of BrowseComp-Plus.
 _OBFUSCATED = re.compile(r'[A-Za-z0-9+/]{40,}={0,2}')
 
@@ -108,12 +117,12 @@ def numbered_lines(path: str, *required: str, answered: bool = True) -> Iterator
                 record = _checked(row, required)
                 if is_table:
                     _read_whole_numbers(record)
-                if answered and 'question' in required:
-                    _check_text_alone(record)
                 # The answers are read for their errors alone; callers read them themselves.
                 if answered and is_unanswerable(record):
                     unanswerable += 1
                     continue
+                if answered and 'question' in required:
+                    _check_text_alone(record)
                 if answered and any(map(is_damaged, accepted_answers(record))):
                     warn_once(
                         f'{path}: answers have references of HTML such as &amp;, tags such as <answer>, characters of '
@@ -152,7 +161,7 @@ def numbered_lines(path: str, *required: str, answered: bool = True) -> Iterator
 def _check_text_alone(record: Json) -> None:
     """Raises ValueError for a question with a picture, which no policy of texts can answer."""
     for name in _PICTURES:
-        if record.get(name):
+        if not is_missing(record.get(name)):
             raise ValueError(
                 f'"{name}" is not empty, and a policy reads text alone; leave the line out'
             )
@@ -298,12 +307,14 @@ def numbered_open_tasks(path: str) -> Iterator[tuple[int, Question, Json]]:
 def _rubric(item: Any) -> Json:
     """Returns an item of "rubrics" as {'text', 'priority'} and, where it has one, 'weight'; {} for another value."""
     rubric = item if isinstance(item, dict) else {'text': item}
-    # Names of HealthBench, ResearchRubrics and ResearchQA; their other fields are of their statistics.
-    weight_name = 'points' if 'points' in rubric else 'weight'
-    if rubric.keys() >= {'criterion', weight_name}:
-        rubric = {'text': rubric['criterion'], 'weight': rubric[weight_name]}
-    if 'rubric_item' in rubric:
-        rubric = {'text': rubric['rubric_item']}
+    if 'criterion' in rubric or 'rubric_item' in rubric:
+        # Other fields are of the statistics of such sets. Columns of a table have null where a line has nothing.
+        names = [name for name in _RUBRIC_FIELDS if rubric.get(name) is not None]
+        renamed = {_RUBRIC_FIELDS[name]: rubric[name] for name in names}
+        # Two names of one thing may contradict each other; all criteria have weights.
+        if len(renamed) < len(names) or ('criterion' in names and 'weight' not in renamed):
+            return {}
+        rubric = renamed
     weight = rubric.get('weight', 1)
     # Not isinstance, because bool is a subclass of int.
     has_weight = type(weight) in (int, float) and math.isfinite(weight)
