@@ -148,12 +148,6 @@ ARMS = {
         'with right questions more steps bring four hops: .40 or more',
         '.32 or less (highest seed of two iterations of self-play)',
     ),
-    'four_hops': Arm(
-        'self-play, most questions of four hops asked for',
-        ('schedule.hop_ratio=(0,0,1,3)',),
-        'asking for longer questions does not make them: .32 or less with four hops (its highest seed)',
-        '.40 or more',
-    ),
     'long': Arm(
         'self-play, six iterations in place of two',
         ('schedule.iterations=6', _CURVE),

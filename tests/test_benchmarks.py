@@ -165,11 +165,13 @@ def test_the_page_has_the_figures_of_the_stored_runs():
 
     for row in (
         f'| self-play | {means("selfplay")} | {means("long")} |',
-        f'lengths of self-play | {means("supervised_same")} | | |',
+        f'(benchmarks/grounded.py) | {means("grounded")} | {means("grounded_long")} |',
         f'proposer frozen | {means("composed")} | {means("composed_long")} |',
+        f'lengths asked for | {means("supervised_same")} | | |',
         f'lengths of composing | | | {means("supervised_composed")} |',
+        f'(frozen {cell_of([three for three, _ in of_arm["frozen"]])})',
     ):
-        assert row in readme
+        assert row in ' '.join(readme.split('\n'))
 
 
 def rows_of_other_starts():
