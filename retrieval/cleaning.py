@@ -142,8 +142,7 @@ def write_clean(source: pathlib.Path, out: pathlib.Path, passage_words: int) -> 
                 inventory = Inventory('passages')
                 passages = _file_passages(source, passage_words, inventory)
             for record in passages:
-                # Always with quotes: a first line without them may be read as a title.
-                line = {'id': record.id, 'contents': contents(*split(record.contents))}
+                line = {'id': record.id, 'contents': record.contents}
                 # Files of the same title stay separate documents.
                 if record.document:
                     line['document_name'] = record.document

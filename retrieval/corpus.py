@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from . import progress
-from .sources import BadLines
+from .sources import BadLines, first_line_title
 from .sources import files_of as files_of
 from .sources import read as read
 from .texts import DAMAGE
@@ -36,9 +36,11 @@ from .types import split as split
 _FILE = 'passages.sqlite'
 # Words; the 256 tokens that text encoders read have fewer.
 _LONG_PASSAGE = 250
-# Passages, from the first one on, whose length and damages are counted, and the share above which they are said.
+# Passages, from the first one on, whose length, damages and unread titles are counted, and the shares above which these
+# are said.
 _INSPECTED = 10_000
 _MANY = 0.01
+_MOST = 0.5
 _MARKUP = re.compile(
     rf'</?(?:p|div|span|br|a|b|i|em|strong|h\d|[uo]l|li|table|t[rdh]|su[bp])\b[^<>]*>|{DAMAGE}',
     re.IGNORECASE,
@@ -191,7 +193,7 @@ def write(
     skipped = BadLines(source, strict, otherwise=' or pass --skip-bad-lines')
     digest = hashlib.sha256()
     count = 0
-    long = damaged = 0
+    long = damaged = untitled = 0
     with _database(folder) as database, progress.bar(None, 'passages', 'read') as bar:
         for record in _added(database, read(source, skipped, passage_words, fields)):
             line = f'{record.id}\n{record.contents}'.encode()
@@ -201,6 +203,7 @@ def write(
             if count <= _INSPECTED:
                 long += len(record.contents.split()) > _LONG_PASSAGE
                 damaged += _MARKUP.search(record.contents) is not None
+                untitled += _has_unread_title(record.contents)
             bar.update()
         # The file is empty or has bad lines only.
         if not count:
@@ -213,12 +216,25 @@ def write(
         logging.warning(
             '%s: bad lines skipped: %d, passages kept: %d', source, skipped.count, count
         )
-    _warn_of_passages(source, min(count, _INSPECTED), 0 if passage_words else long, damaged)
+    inspected = min(count, _INSPECTED)
+    _warn_of_passages(source, inspected, 0 if passage_words else long, damaged, untitled)
     return {'sha256': digest.hexdigest(), 'passages': count, 'skipped': skipped.count}
 
 
-def _warn_of_passages(source: pathlib.Path, inspected: int, long: int, damaged: int) -> None:
-    """Warns of passages that are read in part, or damaged, if these are many of those that were inspected."""
+def _has_unread_title(wire: str) -> bool:
+    """Returns whether a passage has no line in quotes, but a first line that would be the title of a text file."""
+    return split(wire)[1] == wire and first_line_title(wire)[0] != ''
+
+
+def _warn_of_passages(
+    source: pathlib.Path, inspected: int, long: int, damaged: int, untitled: int
+) -> None:
+    """Warns of passages that are read in part, damaged or untitled, if these are many of those that were inspected."""
+    if untitled > _MOST * inspected:
+        logging.warning(
+            f'{source}: the first line of {untitled} of {inspected} passages could be a title and is read as text; '
+            'write it in double quotes, or as a field "title" (docs/corpus.md)'
+        )
     if long > _MANY * inspected:
         logging.warning(
             f'{source}: {long} of {inspected} passages have more than {_LONG_PASSAGE} words; text encoders and '

@@ -309,9 +309,10 @@ def open_index(
     if kind == 'bm25':
         index = Bm25Index(corpus, saved=folder / 'bm25')
         # Queries must have the words of the passages.
-        if index.parameters != manifest['parameters']:
+        differences = _differences(manifest['parameters'], index.parameters)
+        if differences:
             raise RetrievalError(
-                f'{folder}: this version divides texts into other words; build the index again'
+                f'{folder}: this version has other settings of BM25 ({differences}); build the index again'
             )
         return index
     if encoder is None:
@@ -388,14 +389,20 @@ def _check_encoder(
       current: settings of the encoder to be used.
       folder: folder of the index, for the error text.
     """
+    differences = _differences(built, current)
+    if differences:
+        raise RetrievalError(
+            f'{folder}: the encoder differs from that of the index ({differences}); give the same'
+        )
+
+
+def _differences(built: Mapping[str, Any], current: Mapping[str, Any]) -> str:
+    """Returns the settings in which an index differs from what is given; '' without any."""
     differences = []
     for key in sorted({*built, *current}):
         if built.get(key) != current.get(key):
             differences.append(f'{key}: {built.get(key)!r} built, {current.get(key)!r} given')
-    if differences:
-        raise RetrievalError(
-            f'{folder}: the encoder differs from that of the index ({"; ".join(differences)}); give the same'
-        )
+    return '; '.join(differences)
 
 
 def _corpus_summary(folder: pathlib.Path) -> dict[str, Any]:

@@ -37,13 +37,14 @@ _SIGNATURES = {
         'output of wikiextractor',
         'run it with --json and join its files to one .jsonl',
     ),
-    b'WARC/': ('a web archive (WARC)', 'extract its texts, each into a file of its own'),
     b'{\\rtf': ('RTF', 'convert it, for example with pandoc -t plain'),
 }
 _HTML_STARTS = (b'<!doctype html', b'<html')
 _HTML = ('HTML', 'convert it, for example with pandoc -t plain')
 _ROFF_START = re.compile(rb"""[.']\\"|[.'](?:TH|SH|Dd|so)\s""")
 _ROFF = ('a manual page in roff', 'convert it, for example with pandoc -f man -t plain')
+_WARC_START = re.compile(rb'WARC/1\.\d\r?\n')
+_WARC = ('a web archive (WARC)', 'extract its texts, each into a file of its own')
 _UTF8_MARK = b'\xef\xbb\xbf'
 _TYPES = {
     dict: 'object',
@@ -147,6 +148,8 @@ def kind_of(data: bytes) -> tuple[str, str]:
         return _HTML
     if _ROFF_START.match(beginning):
         return _ROFF
+    if _WARC_START.match(beginning):
+        return _WARC
     return '', ''
 
 

@@ -268,11 +268,6 @@ FIELD_NAMES = {
     'title': ('title',),
 }
 _WIRE = 'contents'
-# What databases, pandas and Python write for a missing value.
-MISSING = ('NULL', 'null', 'NaN', 'nan', r'\N', 'None', '<NA>')
-# A longer first line of a text is not its title but its first paragraph.
-TITLE_WORDS = 15
-_ENDS_OF_CLAUSES = tuple('.!?,;:。！？')
 _CONTRADICTORY = 'contradict each other; leave one of them out'
 # Names of fields that an error lists.
 _LISTED_FIELDS = 8
@@ -282,10 +277,9 @@ def record_of(row: Mapping[str, Any], fields: Mapping[str, str]) -> Record:
     """Returns the passage in a row of a corpus file.
 
     The id is a text or whole number under `id`, `_id`, `pid`, `docid`, `doc_id` or `passage_id`. The text is under
-    `contents`, in wire form or as `_unquoted_title` says, or else under another name of `FIELD_NAMES`; `title` may be
-    missing, or in an object `metadata` as LangChain has it. A `document_name` separates documents of the same title. Of
-    several names the first in this order with a value is read. A mark of a missing value, such as NULL, is none. Other
-    fields are ignored.
+    `contents`, in wire form, or else under another name of `FIELD_NAMES`; `title` may be missing, or in an object
+    `metadata` as LangChain has it. A `document_name` separates documents of the same title. Of several names the first
+    in this order with a value is read. Other fields are ignored.
 
     Args:
       row: the fields by name.
@@ -321,40 +315,20 @@ def record_of(row: Mapping[str, Any], fields: Mapping[str, str]) -> Record:
     if not title and text_name != _WIRE and 'title' not in fields and isinstance(metadata, Mapping):
         # LangChain's titles; metadata of others may have anything there.
         inner_title = metadata.get('title')
-        title = ' '.join(_stated(inner_title).split()) if isinstance(inner_title, str) else ''
+        title = ' '.join(inner_title.split()) if isinstance(inner_title, str) else ''
     document = _text_in(row, 'document_name')
     if text_name == _WIRE:
         own_title, body = split(text)
-        if body == text and not title:
-            own_title, body = _unquoted_title(text)
-        own_title, body = _stated(own_title), _stated(body)
         _refuse_contradiction('title', title, own_title)
         if 'text' in row:
             _refuse_contradiction('text', _text_in(row, 'text'), body)
+        if own_title or not title:
+            return Record(str(record_id), text, document)
         # Some files repeat the title as a first line without quotes.
-        text = body if own_title else body.removeprefix(f'{title}\n')
-        title = own_title or title
+        text = body.removeprefix(f'{title}\n')
     # Without a title a text stands alone, unless its own first line would be taken for one.
     has_title = bool(title or split(text)[0])
     return Record(str(record_id), contents(title, text) if has_title else text, document)
-
-
-def _unquoted_title(text: str) -> tuple[str, str]:
-    """Returns (title, text) of `contents` without quotes; ('', text) if its first line is no title.
-
-    FlashRAG and Search-R1 take any first line for the title. Here it is text if it is long, ends like a clause, or goes
-    on with a small letter, as in passages that were wrapped by hand.
-    """
-    line, _, below = text.partition('\n')
-    title = ' '.join(line.split())
-    is_short = len(title.split()) <= TITLE_WORDS
-    goes_on = title.endswith(_ENDS_OF_CLAUSES) or below.lstrip()[:1].islower()
-    return (title, below) if is_short and not goes_on and below.strip() else ('', text)
-
-
-def _stated(text: str) -> str:
-    """Returns a text; '' for a mark of a missing value."""
-    return '' if text.strip() in MISSING else text
 
 
 def _refuse_contradiction(name: str, value: str, part: str) -> None:
@@ -389,11 +363,13 @@ def _name_of(field: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> s
     stated = [name for name in names if name in row]
     if stated:
         # Some files have empty fields beside the one in use.
-        return next((name for name in stated if row[name] not in (None, '', *MISSING)), stated[0])
+        return next((name for name in stated if row[name] not in (None, '')), stated[0])
     if field == 'title' and field not in fields:
         return ''
     # pandas writes its index without a name.
-    unnamed = f' (in line 1 give the column "" the name {field} if it is that)' if '' in row else ''
+    unnamed = ''
+    if field == 'id' and '' in row:
+        unnamed = ' (in line 1 give the column "" the name id if it is that)'
     raise Unusable(
         f'no {field}: none of {", ".join(names)} among its fields {listed_fields(row)}; name it with --fields '
         f'{field}=NAME{unnamed}'
@@ -401,10 +377,10 @@ def _name_of(field: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> s
 
 
 def _text_in(row: Mapping[str, Any], name: str) -> str:
-    """Returns the text under a name; '' for a missing one, null, or a mark of it."""
+    """Returns the text under a name; '' for a missing one or null."""
     value = row.get(name)
     if value is None:
         return ''
     if not isinstance(value, str):
         raise Unusable(f'"{name}" is a JSON {type_name(value)}; give a text')
-    return _stated(value)
+    return value

@@ -18,7 +18,7 @@ import yaml
 
 from .command import similar_path
 from .json_text import Unusable
-from .rows import TITLE_WORDS, record_of, rows, suffix_of, title_like
+from .rows import record_of, rows, suffix_of, title_like
 from .texts import read_text, split_record, split_text
 from .types import Record, RetrievalError, contents, short, split
 
@@ -29,6 +29,8 @@ _LOGGED_LINES = 10
 
 _TEXT_SUFFIXES = ('.txt', '.md')
 _PASSAGE_SUFFIXES = ('.jsonl', '.json', '.tsv', '.parquet')
+# What databases and pandas write into a cell for a missing value; JSON and Parquet have null.
+MISSING = ('NULL', r'\N', 'nan', 'NaN', '<NA>')
 # Formats that hold texts → a program that writes them as plain text.
 _CONVERTERS = {
     '.pdf': 'pdftotext',
@@ -134,6 +136,8 @@ def read(
         try:
             if isinstance(row, Unusable):
                 raise row
+            if suffix == '.tsv':
+                row = {name: '' if cell.strip() in MISSING else cell for name, cell in row.items()}
             record = _validated(record_of(row, fields or {}))
             _warn_of_lost_title(source, row, record, fields or {})
         except Unusable as error:
@@ -296,6 +300,8 @@ def _validated(record: Record) -> Record:
 # The first line of a text, or of Markdown the title in its front matter or its main heading.
 
 
+# A longer first line of a text is not its title but its first paragraph.
+_TITLE_WORDS = 15
 # The same in languages without blanks between words, and for texts that have no other line.
 TITLE_CHARACTERS = 200
 # Lines of a Markdown file in which its main heading is looked for; later ones are sections.
@@ -353,7 +359,7 @@ def split_title(whole_text: str, name: str) -> tuple[str, str]:
     """
     text = without_front_matter(whole_text)
     if pathlib.PurePath(name).suffix.lower() != '.md':
-        return _first_line_title(text)
+        return first_line_title(text)
     front_title = _front_title(whole_text)
     text = _without_decoration(text)
     heading, text_below = _main_heading(text)
@@ -361,7 +367,7 @@ def split_title(whole_text: str, name: str) -> tuple[str, str]:
     for title in (front_title, heading):
         if title and len(title) <= TITLE_CHARACTERS and text_below.strip():
             return title, text_below
-    return _first_line_title(text)
+    return first_line_title(text)
 
 
 def _front_title(whole_text: str) -> str:
@@ -400,7 +406,7 @@ def _title_field(front_matter: str, is_toml: bool) -> str | None:
         return None
 
 
-def _first_line_title(text: str) -> tuple[str, str]:
+def first_line_title(text: str) -> tuple[str, str]:
     """Returns (title, text) by the rule 3 of `split_title`, ('', text) without a title."""
     first_line, _, text_below = text.strip().partition('\n')
     underlined = _UNDERLINED_TITLE.match(text.lstrip())
@@ -408,7 +414,7 @@ def _first_line_title(text: str) -> tuple[str, str]:
         first_line, text_below = underlined[2], text.lstrip()[underlined.end() :]
     # Markdown headings start with '#'.
     title = ' '.join(first_line.lstrip('# ').split())
-    is_short = len(title.split()) <= TITLE_WORDS and len(title) <= TITLE_CHARACTERS
+    is_short = len(title.split()) <= _TITLE_WORDS and len(title) <= TITLE_CHARACTERS
     # A horizontal rule or a date does not name a text.
     has_letter = any(character.isalpha() for character in title)
     if is_short and has_letter and not title.endswith('.') and text_below.strip():

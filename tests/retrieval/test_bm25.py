@@ -109,6 +109,12 @@ def test_words_are_found(passage, query):
     assert rows.tolist() == [[4]]
 
 
+@pytest.mark.parametrize(('passage', 'query'), [('10² towns', '102'), ('3½ rivers', '31')])
+def test_powers_and_fractions_are_no_other_numbers(passage, query):
+    rows, _ = Bm25Index(MemoryCorpus([''], [passage])).search([query], 1)
+    assert rows.tolist() == [[-1]]
+
+
 @pytest.mark.fault('third-24', 'BM25 and a decomposed query')
 def test_queries_are_composed_as_passages_are(user_reads):
     index = Bm25Index(MemoryCorpus(['Café', 'Lomi'], ['A café by the river.', 'A town.']))

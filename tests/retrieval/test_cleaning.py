@@ -168,13 +168,6 @@ def test_repeated_ids_are_refused_by_name(tmp_path):
     assert "2 passages have the id 'b'" in refused(tmp_path / 'c.jsonl', tmp_path)
 
 
-def test_a_first_line_that_is_no_title_stays_none(tmp_path):
-    (tmp_path / 'c.jsonl').write_text(json.dumps({'id': 1, 'text': f'Lomi\n{ENGLISH}'}))
-    cleaning.write_clean(tmp_path / 'c.jsonl', tmp_path / 'out.jsonl', 50)
-    ((_, record),) = corpus.read(tmp_path / 'out.jsonl')
-    assert corpus.split(record.contents) == ('', f'Lomi\n{ENGLISH}')
-
-
 def test_a_corpus_file_keeps_lists_and_loses_empty_passages_and_bad_lines(tmp_path):
     texts = [ENGLISH, 'Nat Lofthouse 1952 Ted Drake 1955', '', GERMAN]
     lines = [json.dumps({'id': str(i), 'contents': f'"T{i}"\n{t}'}) for i, t in enumerate(texts)]

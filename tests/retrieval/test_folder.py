@@ -248,12 +248,13 @@ def test_mismatches_say_what_differs(copy):
         folder.open_index(copy)
 
 
-def test_an_index_of_other_words_is_refused(tmp_path):
+@pytest.mark.parametrize(('name', 'value'), [('words', 'others'), ('k1', 1.2)])
+def test_an_index_with_other_settings_of_bm25_is_refused(tmp_path, name, value):
     source = tmp_path / 'c.jsonl'
     source.write_text(json.dumps({'id': 'a', 'contents': contents('Lomi', 'A city.')}))
     folder.build(source, tmp_path / 'index', 'bm25', None)
-    change(tmp_path / 'index', parameters={'words': 'others'})
-    with refused('index: this version divides texts into other words; build the index again'):
+    change(tmp_path / 'index', parameters={name: value})
+    with refused(rf'settings of BM25 \({name}: {value!r} built, [^;]* given\); build the index'):
         folder.open_index(tmp_path / 'index')
 
 

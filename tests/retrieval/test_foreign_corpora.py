@@ -53,42 +53,54 @@ def test_a_passage_without_a_title_keeps_its_first_line(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ('contents', 'title'),
+    'row',
     [
-        ('Evan Morris\nEvan Morris was a lobbyist.', 'Evan Morris'),
-        (' 1984 \r\nA novel.', '1984'),
-        ('"Heroes" (song)\nA song.', '"Heroes" (song)'),
-        ('nan\nA town.', ''),
-        ('Gumu\n ', ''),
-        ('\nA town.', ''),
-        ('A town.\nBy a river.', ''),
-        ('A town by the\nriver Lomi.', ''),
-        (f'{"A " * 16}\nA town.', ''),
+        {'contents': '"A  B" \nbody'},
+        {'contents': '\nBody'},
+        {'contents': 'Evan Morris\nA lobbyist.'},
+        {'contents': 'Title line\nBody', 'text': 'Title line'},
+        {'contents': '"NULL"\nNone'},
     ],
 )
-def test_the_first_line_of_contents_is_a_title_without_quotes_too(tmp_path, contents, title):
+def test_contents_are_read_as_they_are(tmp_path, row):
     path = tmp_path / 'c.jsonl'
-    path.write_bytes(json_line({'id': 1, 'contents': contents}))
-    assert corpus.split(only(path).contents)[0] == title
+    path.write_bytes(json_line({'id': 1} | row))
+    assert only(path).contents == row['contents']
 
 
-@pytest.mark.parametrize('mark', ['NULL', 'nan', r'\N', 'None', '<NA>'])
-def test_marks_of_missing_values_are_neither_titles_nor_texts(tmp_path, mark):
+@pytest.mark.parametrize('titled', [1, 2])
+def test_first_lines_that_could_be_titles_are_said_where_most_passages_have_one(
+    tmp_path, titled, caplog
+):
+    # Neither an empty title nor a first line that is a sentence could be one.
+    others = ['"Gumu"\nA town.', '""\nLomi\nA river.', 'A town.\nBy a river.']
+    passages = ['Evan Morris\nA lobbyist.'] * 3 + others[: titled + 1]
+    lines = [json_line({'id': n, 'contents': text}) for n, text in enumerate(passages)]
+    path = tmp_path / 'c.jsonl'
+    path.write_bytes(b''.join(lines))
+    corpus.write(path, tmp_path)
+    messages = [record.message for record in caplog.records]
+    assert len(messages) == (titled == 1)
+    assert all('first line of 3 of 5 passages could be a title' in line for line in messages)
+
+
+@pytest.mark.parametrize('mark', ['NULL', r'\N', 'nan', 'NaN', '<NA>', ' NULL '])
+def test_marks_of_missing_values_are_no_cells_of_a_tsv(tmp_path, mark):
     path = tmp_path / 'c.tsv'
     path.write_text(f'id\ttitle\ttext\n1\t{mark}\tA town.\n2\tGumu\t{mark}\n3\t{mark}\t{mark}\n')
     bad = corpus.BadLines(path, strict=False)
     records = [record.contents for _, record in corpus.read(path, bad)]
     assert records == ['A town.', '"Gumu"\n']
     assert bad.first == 'line 4: a passage with neither title nor text'
+
+
+def test_words_like_marks_of_missing_values_are_kept(tmp_path):
+    path = tmp_path / 'c.tsv'
+    path.write_text('id\ttitle\ttext\n1\tnull\tNone\n')
+    assert only(path).contents == '"null"\nNone'
     path = tmp_path / 'c.jsonl'
-    for row in (
-        {'title': mark, 'text': 'A town.'},
-        {'contents': f'"{mark}"\nA town.'},
-        {'contents': mark, 'text': 'A town.'},
-        {'page_content': 'A town.', 'metadata': {'title': mark}},
-    ):
-        path.write_bytes(json_line({'id': 1} | row))
-        assert only(path).contents == 'A town.'
+    path.write_bytes(json_line({'id': 1, 'title': 'NaN', 'text': 'NULL'}))
+    assert only(path).contents == '"NaN"\nNULL'
 
 
 @pytest.mark.fault('F7', '--fields id=key,text=paragraph')
@@ -149,6 +161,19 @@ def test_another_kind_of_file_is_named(tmp_path, name, content, line, user_meets
     path.write_bytes(eval(content))
     with user_meets(line):
         list(corpus.read(path.parent if 'folder' in name else path))
+
+
+def test_a_text_about_web_archives_is_read(tmp_path):
+    path = tmp_path / 'a.txt'
+    path.write_text('WARC/1.0 is a file format\n\nIt holds pages.')
+    assert corpus.split(only(path).contents) == ('WARC/1.0 is a file format', 'It holds pages.')
+
+
+def test_a_missing_text_is_not_the_index_of_pandas(tmp_path):
+    path = tmp_path / 'c.tsv'
+    path.write_text('\tid\n0\t7\n')
+    with refused('--fields text=NAME; correct'):
+        only(path)
 
 
 def test_a_folder_of_save_to_disk_is_told_how_to_become_a_file(tmp_path):

@@ -12,7 +12,8 @@ from typing import Any
 from zeroplay_jax.objectives.answers import normalize_answer
 from zeroplay_jax.retrieval import json_text
 from zeroplay_jax.retrieval.json_text import type_name
-from zeroplay_jax.retrieval.rows import MISSING, shortest
+from zeroplay_jax.retrieval.rows import shortest
+from zeroplay_jax.retrieval.sources import MISSING
 from zeroplay_jax.retrieval.texts import DAMAGE
 from zeroplay_jax.types import Json
 
@@ -93,7 +94,8 @@ def is_missing(value: Any) -> bool:
         value = list(value.values())
     if isinstance(value, list):
         return all(map(is_missing, value))
-    return not value or str(value).strip() in ('', *MISSING)
+    # Python and JSON write the first two into texts.
+    return not value or str(value).strip() in ('', 'None', 'null', *MISSING)
 
 
 def is_damaged(text: str) -> bool:
