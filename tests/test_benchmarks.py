@@ -246,6 +246,15 @@ def test_the_page_has_the_figures_of_fresh_questions():
     for scores in of_arm.values():
         cells = map(cell_of, zip(*scores, strict=True))
         assert f'| {" | ".join(cells)} |' in page
+    means = {arm: np.mean(scores, axis=0) for arm, scores in of_arm.items()}
+    readme = ' '.join((ROOT / 'README.md').read_text().split())
+    for arm, name in {
+        'start': 'start',
+        'selfplay': 'self-play',
+        'grounded': 'checked',
+        'composed_long': 'composed with more steps',
+    }.items():
+        assert f'{name} {means[arm][0]:.2f}, {means[arm][1]:.2f}' in readme
 
 
 def test_the_pages_say_what_credit_per_turn_has_shown():
