@@ -148,6 +148,12 @@ ARMS = {
         'with right questions more steps bring four hops: .40 or more',
         '.32 or less (highest seed of two iterations of self-play)',
     ),
+    'four_hops': Arm(
+        'self-play, most questions of four hops asked for',
+        ('schedule.hop_ratio=(0,0,1,3)',),
+        'asking for longer questions does not make them: .32 or less with four hops (its highest seed)',
+        '.40 or more',
+    ),
     'long': Arm(
         'self-play, six iterations in place of two',
         ('schedule.iterations=6', _CURVE),
@@ -234,6 +240,7 @@ ARMS = {
     'supervised_composed': Arm(
         'given questions of the lengths that composing asks for, three times the steps',
         _GIVEN_LONG,
+        # Of the first three seeds of composing.
         'labels lead composing after as many steps: .80 or more with four hops (its mean is .78)',
         '.74 or less (below its lowest seed)',
         (0, 460, 922, 922),

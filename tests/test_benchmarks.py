@@ -253,6 +253,8 @@ def test_the_page_has_the_figures_of_fresh_questions():
         'selfplay': 'self-play',
         'grounded': 'checked',
         'composed_long': 'composed with more steps',
+        'supervised_same': 'labels',
+        'supervised_composed': 'labels 0.91, 0.49, with more steps',
     }.items():
         assert f'{name} {means[arm][0]:.2f}, {means[arm][1]:.2f}' in readme
 
