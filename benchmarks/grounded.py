@@ -1,7 +1,7 @@
 """Dr. Zero with grounded questions: what the proposer read answers them, and they are as long as was asked for.
 
-The check knows the sentences of the miniature world, not its facts; it takes the place of a judge that reads whether
-the passages support every step, and is never wrong. So it bounds what any such check can bring.
+The check reads the sentences of the miniature world and does not know its facts. It takes the place of a judge that
+decides whether the passages support every step. On other texts such a judge makes errors, which this one does not.
 """
 
 import dataclasses

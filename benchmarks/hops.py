@@ -143,7 +143,7 @@ ARMS = {
         '.77 or less (its highest seed)',
     ),
     'grounded_long': Arm(
-        'the same, six iterations',
+        'self-play on questions whose every step the proposer read, six iterations',
         ('recipe=benchmarks.grounded', 'pool.samples=4', 'schedule.iterations=6', _CURVE),
         'with right questions more steps bring four hops: .40 or more',
         '.32 or less (highest seed of two iterations of self-play)',
@@ -161,7 +161,7 @@ ARMS = {
         '.32 or less (highest seed of two iterations)',
     ),
     'long_frozen': Arm(
-        'six iterations, proposer not trained',
+        'self-play, six iterations, proposer not trained',
         ('schedule.iterations=6', 'proposer.train_iterations=0', _CURVE),
         "its training is what limits the arm 'long' with four hops: .40 or more",
         '.32 or less',

@@ -251,7 +251,7 @@ def test_the_page_has_the_figures_of_fresh_questions():
     for arm, name in {
         'start': 'start',
         'selfplay': 'self-play',
-        'grounded': 'checked',
+        'grounded': 'grounded',
         'composed_long': 'composed with more steps',
         'supervised_same': 'labels',
         'supervised_composed': 'labels 0.91, 0.49, with more steps',

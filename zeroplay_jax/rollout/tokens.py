@@ -116,6 +116,7 @@ class Codec:
         # Without added tokens the pattern matches nothing.
         self._added_pattern = re.compile(pattern or r'(?!)')
         self.token_bytes = self._bytes_of_ids(specification)
+        # A note says already which characters a tokenizer without some bytes drops.
         if not missing:
             self._check_texts_are_kept()
         self.longest_token = max(map(len, self.token_bytes))
