@@ -12,7 +12,15 @@ import torch
 from flax.traverse_util import flatten_dict
 from small_policies import adapter_of, packed
 
-from zeroplay_jax.policy import adapters, experts, hf, sharding, stored_tensors, transformer
+from zeroplay_jax.policy import (
+    adapters,
+    config_fields,
+    experts,
+    hf,
+    sharding,
+    stored_tensors,
+    transformer,
+)
 from zeroplay_jax.types import UserError
 
 ROUTED = ('layer_0/moe/router', 'layer_0/moe/gate', 'layer_1/moe/up', 'layer_1/moe/down')
@@ -168,3 +176,16 @@ def test_adapters_of_experts_are_refused(case, tmp_path):
     adapter_of(params, ('q', 'k', 'v', 'o'))
     with pytest.raises(UserError, match='gate, up cannot have adapters in a mixture of experts'):
         hf.check_linears(config, ('q', 'up', 'gate'), 'config.policy.adapters.linears')
+
+
+@pytest.mark.fault(
+    'nov29-B8', 'experts as one tensor, as transformers writes them if it is asked to'
+)
+def test_fused_experts_are_named(tmp_path, user_reads):
+    model = tiny.make_torch_model('qwen3_moe')
+    model.save_pretrained(tmp_path, save_original_format=False)
+    config = hf.read_config(tmp_path)
+    line = r'experts\.0\..* is missing, and the experts are there as one tensor; .*save_original_format=True'
+    with pytest.raises(config_fields.CheckpointError, match=line) as error:
+        hf.load(tmp_path, config)
+    user_reads(str(error.value))

@@ -184,6 +184,35 @@ PAIRS = [
 ]
 
 
+# Spellings of one question in data sets, other than those of `PAIRS`.
+SPELLINGS = {
+    'zero width': 'Who founded the ci\u200bty of Zürich?',
+    'soft hyphen': 'Who founded the ci\u00adty of Zürich?',
+    'direction': '\u200eWho founded the city of Zürich?\u200e',
+    'byte order mark': '\ufeffWho founded the city of Zürich?',
+    'HTML': 'Who founded the city of Z&uuml;rich?',
+    'HTML by number': 'Who founded the city of Z&#252;rich?',
+    'HTML twice': 'Who&amp;nbsp;founded the city of Z&amp;uuml;rich?',
+}
+
+
+@pytest.mark.parametrize(
+    'spelling',
+    [pytest.param(s, marks=pytest.mark.fault('nov29-B9', f'--not-in: {s}')) for s in SPELLINGS],
+)
+def test_held_out_questions_are_recognised_in_other_spellings(
+    spelling, tmp_path, capsys, user_reads
+):
+    held_out = write(tmp_path / 'h.jsonl', {'question': 'Who founded the city of Zürich?'})
+    lines = [{'question': q, 'answer': 'x'} for q in ('Who founded Bern?', SPELLINGS[spelling])]
+    path = write(tmp_path / 'q.jsonl', *lines)
+    out = str(tmp_path / 'out.jsonl')
+    assert command.main(['questions', '--sets', path, '--not-in', held_out, '--out', out]) == 0
+    report = capsys.readouterr().out
+    assert ' 1 held_out (' in report
+    user_reads(f'right: {report.strip()}')
+
+
 @pytest.mark.parametrize(('held_out', 'question', 'is_same'), PAIRS)
 @pytest.mark.fault('user-x1', 'questions that differ in their marks alone')
 def test_marks_that_change_a_question_tell_questions_apart(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import json
 import math
 import pathlib
@@ -263,10 +264,14 @@ _PROSE_MARKS = re.compile(r'(?<=\S)[.,;:?…？]+(?= |$)')
 def question_key(text: str) -> str:
     """Returns what is equal for questions that differ only in case, blanks, Unicode form and the marks of prose.
 
-    Marks of prose are quotes around words, and marks at the end of a word or of the question. All others stay: C, C++
-    and C# are different, and so are 3.5 and 35. '' for a text of marks alone.
+    References of HTML are equal to their characters. Characters that are not shown do not count: zero-width ones, soft
+    hyphens, marks of direction. Marks of prose are quotes around words, and marks at the end of a word or of the
+    question. All others stay: C, C++ and C# are different, and so are 3.5 and 35. '' for a text of marks alone.
     """
-    straight = unicodedata.normalize('NFC', text).casefold().translate(_STRAIGHT_QUOTES)
+    # Some pages are escaped twice: &amp;uuml;.
+    decoded = html.unescape(html.unescape(text))
+    shown = ''.join(mark for mark in decoded if unicodedata.category(mark) != 'Cf')
+    straight = unicodedata.normalize('NFC', shown).casefold().translate(_STRAIGHT_QUOTES)
     unquoted = _QUOTED.sub(r'\2', ' '.join(straight.split()))
     return _PROSE_MARKS.sub('', unquoted).rstrip('.?…？ ')
 

@@ -400,6 +400,11 @@ def checked_headers(folder: Path, config: ModelConfig) -> StoredTensors:
                     f', and {tensor.name.removeprefix(_PREFIX)} is there, as AutoModel of transformers writes it; '
                     'write the original with AutoModelForCausalLM'
                 )
+            elif f'{tensor.name.partition(".experts.")[0]}.experts.gate_up_proj' in stored:
+                advice = (
+                    ', and the experts are there as one tensor; write the folder with '
+                    'save_pretrained(save_original_format=True)'
+                )
             raise CheckpointError(f'{folder}: tensor {tensor.name} is missing{advice}')
         _check_tensor(tensor, stored[tensor.name])
     unexpected = set(stored) - {tensor.name for tensor in expected}
