@@ -49,11 +49,12 @@ class WordPiece:
         tokenizer = _read_tokenizer(folder)
         added = tokenizer.get_added_tokens_decoder()
         self.control_tokens = [token.content for token in added.values() if token.special]
+        ids = tokenizer.get_vocab()
         # A noncharacter stands for a control token, also where the pre-tokenizer keeps its text whole.
-        vocabulary = [_UNUSED] * (1 + max(tokenizer.get_vocab().values()))
-        for text, token_id in tokenizer.get_vocab().items():
-            is_control = text in self.control_tokens and text != tokenizer.model.unk_token
-            vocabulary[token_id] = f'{_UNUSED}{token_id}' if is_control else text
+        vocabulary = [f'{_UNUSED}{token_id}' for token_id in range(1 + max(ids.values()))]
+        for text, token_id in ids.items():
+            if text not in self.control_tokens or text == tokenizer.model.unk_token:
+                vocabulary[token_id] = text
         self.vocab_size = len(vocabulary)
         self._first_id, self._last_id = tokenizer.encode('').ids
         self._max_pieces = max_tokens - 2
@@ -126,12 +127,12 @@ def _read_tokenizer(folder: pathlib.Path) -> tokenizers.Tokenizer:
     """Returns the tokenizer of a checkpoint folder as `transformers` reads it."""
     path = folder / 'tokenizer.json'
     settings = read_optional(folder / 'tokenizer_config.json')
-    kind = settings.get('tokenizer_class') or _BERT_CLASSES[0]
+    classes = _BERT_CLASSES + _GENERIC_CLASSES
     try:
         if path.exists():
             tokenizer = tokenizers.Tokenizer.from_file(str(path))
         else:
-            path, kind = folder / 'vocab.txt', _BERT_CLASSES[0]
+            path, classes = folder / 'vocab.txt', _BERT_CLASSES
             reader = tokenizers.BertWordPieceTokenizer(str(path))
             tokenizer = tokenizers.Tokenizer.from_str(reader.to_str())
     # The library raises Exception itself.
@@ -141,6 +142,11 @@ def _read_tokenizer(folder: pathlib.Path) -> tokenizers.Tokenizer:
         ) from error
     tokenizer.no_padding()
     tokenizer.no_truncation()
+    kind = settings.get('tokenizer_class') or _BERT_CLASSES[0]
+    if kind not in classes:
+        raise RetrievalError(
+            f'{folder / "tokenizer_config.json"}: tokenizer_class={kind!r} is not supported; take another encoder'
+        )
     if kind in _BERT_CLASSES:
         tokenizer.normalizer = normalizers.BertNormalizer(
             lowercase=settings.get('do_lower_case', True),
@@ -149,20 +155,18 @@ def _read_tokenizer(folder: pathlib.Path) -> tokenizers.Tokenizer:
             handle_chinese_chars=settings.get('tokenize_chinese_chars', True),
         )
         tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    problem = _problem(tokenizer, settings, kind)
+    problem = _problem(tokenizer, settings)
     if problem:
         raise RetrievalError(f'{path}: {problem}, which is not supported; take another encoder')
     return tokenizer
 
 
-def _problem(tokenizer: tokenizers.Tokenizer, settings: dict[str, Any], kind: str) -> str:
+def _problem(tokenizer: tokenizers.Tokenizer, settings: dict[str, Any]) -> str:
     """Returns why the ids of a tokenizer would be others here; '' if they are the same."""
     added = tokenizer.get_added_tokens_decoder().values()
     words = [token for token in added if not token.special]
     listed = settings.get('added_tokens_decoder', {}).values()
     listed_words = {token['content'] for token in listed if not token.get('special')}
-    if kind not in _BERT_CLASSES + _GENERIC_CLASSES:
-        return f'tokenizer_class={kind!r} in tokenizer_config.json'
     if not isinstance(tokenizer.model, models.WordPiece):
         return f'it is {type(tokenizer.model).__name__} and not WordPiece'
     if len(tokenizer.encode('').ids) != 2:
