@@ -36,6 +36,7 @@ from zeroplay_jax.retrieval import downloads
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.rollout.prompts import select
 from zeroplay_jax.rollout.tokens import Codec
+from zeroplay_jax.runtime.devices import check_options
 from zeroplay_jax.runtime.workdir import check_is_folder
 from zeroplay_jax.selfplay import library_builder
 from zeroplay_jax.selfplay.answers import final_answer
@@ -474,6 +475,8 @@ def check_settings(function: str, settings: Any) -> None:
 def check_policy(function: str, policy: Any) -> None:
     """Refuses what is no policy, as `check_type`."""
     check_type(f'{function}: policy', policy, Policy, 'give what zp.load_policy() returns')
+    # A notebook may have changed them since.
+    check_options()
 
 
 def check_questions(questions: Any) -> None:

@@ -29,6 +29,7 @@ from zeroplay_jax.selfplay.judge import PROMPTS
 from zeroplay_jax.settings.kinds import (
     CONFIGS,
     IS_INPUT,
+    AbsentSection,
     ConfigError,
     Section,
     built_in_path,
@@ -158,12 +159,20 @@ def _sections(
       ConfigError: the name of a role is that of another section, for which it would be mistaken; a role cannot judge.
     """
     sections: dict[str, type[Section]] = {**recipe.settings, 'inputs': Inputs}
-    if recipe.has_pool:
+    # Methods that a recipe inherits read what its bases declare.
+    bases = [each for each in recipe.__mro__ if issubclass(each, recipes.Recipe)]
+    if any(each.has_pool for each in bases if each is not recipes.Recipe):
         sections['pool'] = Pool
     if recipe.distillable_roles:
         sections['privileged'] = Privileged
     reserved = (*Run.model_fields, *recipe.settings, *recipes.RESERVED_ROLES, *dir(Config))
-    for specification in recipe.roles(config):
+    try:
+        roles = recipe.roles(config)
+    except AttributeError as error:
+        if not isinstance(error.obj, ConfigDict):
+            raise
+        raise AbsentSection(recipe.__module__, str(error.name)) from error
+    for specification in roles:
         name = specification.name
         if name in reserved or name.startswith('_'):
             raise ConfigError(
@@ -173,7 +182,7 @@ def _sections(
         if specification.is_trained:
             sections[name] = TrainedRole
     judges = []
-    for one in recipe.roles(config):
+    for one in roles:
         # A judge is asked with the prompts of its judgements alone.
         if one.tools == one.terminal_tags == () and recipe.judge_roles.get(one.prompt) == one.name:
             judges.append(one.name)

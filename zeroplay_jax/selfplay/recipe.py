@@ -265,7 +265,7 @@ class Recipe:
 
     def rollouts_per_step(self, phase: Phase) -> int:
         """Returns about how many rollouts a step of a phase takes, for the estimate of the time left."""
-        if not phase.trains:
+        if not phase.trains and self.has_pool:
             return self.config.pool.batch * self.config.pool.samples
         rollouts = 0
         for role in self.roles_with_tasks(phase):

@@ -195,6 +195,16 @@ class ConfigError(UserError):
     """A config that cannot run."""
 
 
+class AbsentSection(ConfigError, AttributeError):
+    """Code of a recipe reads a section of the config that the recipe does not declare."""
+
+    def __init__(self, recipe: str, section: str):
+        super().__init__(
+            f'config.{section}: code of recipe {recipe} reads it, and the recipe declares no such section; declare it '
+            'in its class (roles, settings, has_pool: docs/recipes.md), or override what reads it'
+        )
+
+
 class Mistakes:
     """Collects all mistakes of a config, where a run stops at the first.
 
