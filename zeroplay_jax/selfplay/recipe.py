@@ -54,7 +54,9 @@ class RoleSpec:
     Attributes:
       name: name in metrics and logs; for a trained role also that of its config section.
       prompt: name of its prompt.
-      terminal_tags: closing any of these tags terminates its episode.
+      terminal_tags: closing one of these tags ends its rollout (`Trajectory.finish` is 'answer' then). Give the last
+        tag that its prompt asks for: ('answer',) for a proposer that writes a question and then its answer. With a
+        wrong one its texts are cut off, or `answers.final_answer` reads none.
       weights_from: trained role whose weights it uses; '': the role is trained itself; 'initial': the frozen
         weights of the start; 'solver@3': those of a trained role at the end of iteration 3, 'solver@best' at its best
         evaluation (`checkpoint.best`), and before that moment those of the start.
@@ -95,7 +97,8 @@ class Recipe:
       has_open_tasks: whether its tasks are graded by rubrics; evaluations then grade open tasks as well.
 
     Args:
-      config: config of the run.   library: documents, questions and answers to start from.
+      config: config of the run.
+      library: documents, questions and answers to start from.
     """
 
     # Declared, not computed: a config is checked against them before the recipe is constructed.

@@ -250,7 +250,10 @@ _collector: contextvars.ContextVar[Mistakes | None] = contextvars.ContextVar(
 
 
 def fail(field: str, value: Any, problem: str, fix: str) -> NoReturn:  # type: ignore[misc]
-    """Raises ConfigError for `config.{field}`. Under `Mistakes.of` the line is noted and the function returns."""
+    """Raises ConfigError with the line 'config.FIELD=VALUE: PROBLEM; FIX'.
+
+    Under `Mistakes.of` the line is noted and the function returns.
+    """
     # Texts are written without quotes, as on a command line; an empty one would be invisible and keeps them.
     value_text = repr(value)
     if isinstance(value, str) and value:
