@@ -29,7 +29,6 @@ from zeroplay_jax.selfplay.judge import PROMPTS
 from zeroplay_jax.settings.kinds import (
     CONFIGS,
     IS_INPUT,
-    AbsentSection,
     ConfigError,
     Section,
     built_in_path,
@@ -159,25 +158,17 @@ def _sections(
       ConfigError: the name of a role is that of another section, for which it would be mistaken; a role cannot judge.
     """
     sections: dict[str, type[Section]] = {**recipe.settings, 'inputs': Inputs}
-    # Methods that a recipe inherits read what its bases declare.
-    bases = [each for each in recipe.__mro__ if issubclass(each, recipes.Recipe)]
-    if any(each.has_pool for each in bases if each is not recipes.Recipe):
+    if recipes.reads_pool(recipe):
         sections['pool'] = Pool
     if recipe.distillable_roles:
         sections['privileged'] = Privileged
     reserved = (*Run.model_fields, *recipe.settings, *recipes.RESERVED_ROLES, *dir(Config))
-    try:
-        roles = recipe.roles(config)
-    except AttributeError as error:
-        if not isinstance(error.obj, ConfigDict):
-            raise
-        raise AbsentSection(recipe.__module__, str(error.name)) from error
+    roles = recipes.roles_of(recipe, config)
     for specification in roles:
         name = specification.name
         if name in reserved or name.startswith('_'):
             raise ConfigError(
-                f'{recipe.__module__}: a role cannot be called {name!r}, which has another meaning in the config; '
-                'rename the role'
+                f'{recipe.__module__}: a role cannot be called {name!r}, which the config has already; rename it'
             )
         if specification.is_trained:
             sections[name] = TrainedRole

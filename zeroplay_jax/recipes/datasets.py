@@ -247,7 +247,7 @@ class DocumentFile:
 
     def tasks(self, step: Step, size: int) -> list[Task]:
         """Returns tasks on the next `size` documents, a function of the arguments; UserError for an unknown phase."""
-        used_before = self._used_before(step)
+        used_before = self._used_before(step, size)
         seeds: list[SeedDocument] = []
         for cell, count in self._cell_counts(size).items():
             seeds += self._datasets[cell].take(used_before[cell], count)
@@ -260,8 +260,8 @@ class DocumentFile:
         types = itertools.cycle(self._types)
         return collections.Counter(zip(_stratified_hops(self._ratio, size).tolist(), types))
 
-    def _used_before(self, step: Step) -> collections.Counter[Cell]:
-        """Returns how many documents of each cell all earlier steps used."""
+    def _used_before(self, step: Step, size: int) -> collections.Counter[Cell]:
+        """Returns how many documents of each cell all earlier steps used; `size`: of a step of this kind of phase."""
         # This is computed from the schedule and not counted, so there is no state to checkpoint. Positions
         # continue across phases: until a cell is exhausted, generation does not repeat the documents that the
         # proposer trained on.
@@ -271,7 +271,10 @@ class DocumentFile:
             same_iteration = phase.iteration == step.phase.iteration
             is_current = same_iteration and phase.name == step.phase.name
             steps = step.index if is_current else phase.steps
-            for cell, count in self._cell_counts(documents_of(self._config, phase)).items():
+            # A recipe may give documents to phases that have none in turns.
+            is_alike = phase.trains == step.phase.trains
+            batch = size if is_alike else documents_of(self._config, phase)
+            for cell, count in self._cell_counts(batch).items():
                 used[cell] += count * steps
             if is_current:
                 return used

@@ -43,14 +43,19 @@ class Settings(Section):
 
 
 class Recipe(RecipeBase):
-    """Proposer and solver with separate weights."""
+    """Proposer and solver with separate weights.
+
+    Attributes:
+      documents: what tasks on documents are drawn from (`datasets.DocumentSampler`).
+      always_records_path: whether questions of the pool have their construction path also if the solver does not
+        distil.
+    """
 
     settings = {'drzero': Settings}
     further_prompts = (*RecipeBase.further_prompts, 'proposer.without_document')
     input_files = ('documents',)
     filterable_roles = ('solver',)
     distillable_roles = ('solver',)
-    # Whether questions of the pool have their construction path also if the solver does not distil.
     always_records_path = False
 
     def __init__(self, config: Config, library):

@@ -26,7 +26,7 @@ from zeroplay_jax.rollout.prompts import Prompts
 from zeroplay_jax.selfplay.answers import prompt_fields
 from zeroplay_jax.selfplay.judge import PROMPTS, Judgement
 from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, Step, TaskPool, all_steps
-from zeroplay_jax.settings.kinds import ConfigError, Section, fail
+from zeroplay_jax.settings.kinds import AbsentSection, ConfigError, Section, fail
 from zeroplay_jax.types import Json, Outcome, Question, Task, Trajectory, UserError, first_line
 
 if TYPE_CHECKING:
@@ -332,6 +332,27 @@ def recipe_class(name: str) -> type[Recipe]:
         f'config.recipe={name}: {path} has no class Recipe of its own; derive one from '
         'zeroplay_jax.selfplay.recipe.Recipe'
     )
+
+
+def reads_pool(recipe: type[Recipe]) -> bool:
+    """Returns whether a config of a recipe has the section `pool`."""
+    # Methods that a recipe inherits read what its bases declare.
+    bases = [each for each in recipe.__mro__ if issubclass(each, Recipe)]
+    return any(each.has_pool for each in bases if each is not Recipe)
+
+
+def roles_of(recipe: type[Recipe], config: Any) -> tuple[RoleSpec, ...]:
+    """Returns the roles of a recipe.
+
+    Raises:
+      AbsentSection: it reads a section that the config lacks.
+    """
+    try:
+        return tuple(recipe.roles(config))
+    except AttributeError as error:
+        if error.obj is not config:
+            raise
+        raise AbsentSection(recipe.__module__, str(error.name)) from error
 
 
 def answering_recipe(config: Any) -> Recipe:
