@@ -263,6 +263,18 @@ REPORTED = {
         "zp.policy_loss(policy, ROLLOUTS, [['1', '0'], ['0', '1']])",
         'policy_loss: rewards is not a table of numbers',
     ),
+    'zp.policy_loss(…, [[1e308, 0], …])': (
+        'zp.policy_loss(policy, ROLLOUTS, [[0.0, 1.0], [1e308, 0.0]])',
+        'policy_loss: reward 0 of question 1 is 1e+308',
+    ),
+    "zp.score with a metric that returns '1'": (
+        "zp.score(ROLLOUTS, ['Rome', 'Paris'], score_of_digit)",
+        "returned '1' for an answer",
+    ),
+    'zp.score with a metric that raises an error': (
+        "zp.score(ROLLOUTS, ['Rome', 'Paris'], score_failing)",
+        "raised KeyError('Rome') for the answer 'Rome'",
+    ),
     'zp.train(settings, None)': (
         "zp.train(zp.config('dspo', 'mini'), None)",
         'train: workdir is a NoneType',
@@ -375,6 +387,14 @@ def score_nan(prediction, accepted):
 
 def score_of_text(prediction, accepted):
     return 'right'
+
+
+def score_of_digit(prediction, accepted):
+    return '1'
+
+
+def score_failing(prediction, accepted):
+    return {}[prediction]
 
 
 REWARDS = [[0.0, 1.0], [1.0, 0.0]]

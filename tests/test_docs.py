@@ -4,7 +4,9 @@ import ast
 import functools
 import importlib.util
 import re
+import runpy
 import sys
+import textwrap
 
 import pytest
 from python_process import ROOT, run_python
@@ -119,6 +121,35 @@ def test_the_page_of_all_fields_is_that_of_the_schema():
 
     is_current = (ROOT / 'docs/configuration.md').read_text() == reference()
     assert is_current, 'python -m zeroplay_jax.configuration.reference > docs/configuration.md'
+
+
+def test_the_page_about_parts_of_recipes_is_that_of_their_docstrings():
+    command = '.venv/bin/python docs/recipe_page.py > docs/recipe-reference.md'
+    page = runpy.run_path(str(ROOT / 'docs/recipe_page.py'))['page']()
+    assert (ROOT / 'docs/recipe-reference.md').read_text(encoding='utf-8') == page, command
+
+
+@pytest.mark.fault('nov29-D4', 'the names that recipes import')
+def test_the_reference_has_what_recipes_of_others_import(user_reads):
+    """All that the examples, the recipe from outside and the page import from modules of the reference."""
+    page = (ROOT / 'docs/recipe-reference.md').read_text(encoding='utf-8')
+    documented = dict.fromkeys(re.findall(r'^## `(.+)`$', page, re.M))
+    for section in page.split('\n## ')[1:]:
+        documented[section.split('`')[1]] = re.findall(r'^### `(\w+)`$', section, re.M)
+    # `rewards` has the functions of `answers`, too.
+    names = {name for of_module in documented.values() for name in of_module}
+    sources = [path.read_text(encoding='utf-8') for path in ROOT.glob('examples/*/recipe.py')]
+    sources += [path.read_text() for path in ROOT.glob('tests/outside_package/zp_outside/*.py')]
+    sources += python_blocks('docs/recipes.md')
+    missing = set()
+    for source in sources:
+        for node in ast.walk(ast.parse(textwrap.dedent(source))):
+            if isinstance(node, ast.ImportFrom) and node.module in documented:
+                missing |= {each.name for each in node.names} - names
+    # Types of settings, and names that stand for others.
+    types = {'Fraction', 'NonNegativeFloat', 'PositiveFloat', 'PositiveInt', 'Json', 'UserError'}
+    assert missing <= types
+    user_reads('right: docs/recipe-reference.md')
 
 
 def test_the_tool_of_the_documentation_works():

@@ -28,6 +28,7 @@ from zeroplay_jax.evaluation.render import (
 from zeroplay_jax.learner.weights_view import publisher
 from zeroplay_jax.objectives import losses
 from zeroplay_jax.objectives import rewards as reward_functions
+from zeroplay_jax.objectives.advantages import LARGEST_REWARD
 from zeroplay_jax.objectives.loss_checks import check_loss
 from zeroplay_jax.policy import adapter_config, hf
 from zeroplay_jax.policy.config_fields import FAMILIES
@@ -36,9 +37,10 @@ from zeroplay_jax.retrieval import downloads
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.rollout.prompts import select
 from zeroplay_jax.rollout.tokens import Codec
+from zeroplay_jax.runtime.devices import check_options
 from zeroplay_jax.runtime.workdir import check_is_folder
 from zeroplay_jax.selfplay import library_builder
-from zeroplay_jax.selfplay.answers import final_answer
+from zeroplay_jax.selfplay.answers import final_answer, metric_score
 from zeroplay_jax.selfplay.library import SearchableCorpus
 from zeroplay_jax.selfplay.recipe import RoleSpec, recipe_class
 from zeroplay_jax.selfplay.update import rows_loss, set_advantages
@@ -284,8 +286,8 @@ def score(
       metric: 'em', 'subem', 'f1', 'package.module:function', or the function (prediction, accepted answers) itself.
 
     Raises:
-      UserError: there is no such metric, it returns something else than a number in [0, 1], or not one entry of
-        `answers` per question.
+      UserError: there is no such metric, it raises an error or returns something else than a number in [0, 1], or there
+        is not one entry of `answers` per question.
     """
     check_rollouts('score', rollouts)
     answer_lists = answer_texts(answers, rollouts)
@@ -296,8 +298,8 @@ def score(
     scores = []
     for trajectories, accepted in zip(rollouts, answer_lists, strict=True):
         predictions = [final_answer(trajectory) for trajectory in trajectories]
-        values = [metric_function(prediction, accepted) for prediction in predictions]
-        scores.append([checked_score(metric, value) for value in values])
+        name = f'score: metric {metric!r}'
+        scores.append([metric_score(name, metric_function, one, accepted) for one in predictions])
     return np.array(scores, np.float64)
 
 
@@ -474,6 +476,8 @@ def check_settings(function: str, settings: Any) -> None:
 def check_policy(function: str, policy: Any) -> None:
     """Refuses what is no policy, as `check_type`."""
     check_type(f'{function}: policy', policy, Policy, 'give what zp.load_policy() returns')
+    # A notebook may have changed them since.
+    check_options()
 
 
 def check_questions(questions: Any) -> None:
@@ -584,28 +588,11 @@ def _plain(value: Any) -> Any:
     return list(map(_plain, value)) if isinstance(value, list | tuple) else value
 
 
-def checked_score(metric: Any, value: Any) -> float:
-    """Returns what an answer metric returned for one answer, as a float.
-
-    Raises:
-      UserError: one line; it is not a number in [0, 1].
-    """
-    fix = 'return a number in [0, 1]'
-    try:
-        score = float(value)
-    except (TypeError, ValueError):
-        raise UserError(f'score: metric {metric!r} returned a {_kind(value)}; {fix}') from None
-    # Also refuses NaN, with which every comparison is false.
-    if not 0 <= score <= 1:
-        raise UserError(f'score: metric {metric!r} returned {score}; {fix}')
-    return score
-
-
 def reward_table(rewards: Any, rollouts: Sequence[Sequence[Trajectory]]) -> list[list[float]]:
     """Returns the rewards as floats: one list per question with one reward per rollout.
 
     Raises:
-      UserError: one line; the shape differs from that of `rollouts`, or a reward is not a finite number.
+      UserError: one line; the shape differs from that of `rollouts`, or a reward is no finite number or too large.
     """
     fix = 'give one list per question with one number per rollout, such as zp.score returns'
     try:
@@ -623,9 +610,12 @@ def reward_table(rewards: Any, rollouts: Sequence[Sequence[Trajectory]]) -> list
             raise UserError(
                 f'policy_loss: {len(values)} rewards for the {len(samples)} rollouts of question {number}; {fix}'
             )
-        for value in values:
-            if not math.isfinite(value):
-                raise UserError(f'policy_loss: a reward of question {number} is {value}; {fix}')
+        for sample, value in enumerate(values):
+            if not abs(value) <= LARGEST_REWARD:
+                raise UserError(
+                    f'policy_loss: reward {sample} of question {number} is {value}; give finite numbers up to '
+                    f'{LARGEST_REWARD}'
+                )
     return table
 
 

@@ -343,9 +343,10 @@ class Row:
     Attributes:
       role: the role that produced it.
       trajectory: the rollout.
-      reward: scalar of the outcome.
+      reward: of the outcome, a number up to 1e18; one that is not finite is left out with its row.
       parts: name → value of what the reward is composed of (answer, format, …), for metrics and logs only.
-      group: integer key of the group that its advantage is relative to (question, hop count, …).
+      group: integer key of the group that its advantage is relative to (question, hop count, …): for the rollouts of
+        one prompt `answers.group_of(task.identity)`.
       drop: reason code when the row must not be trained on, else None.
       info: details for metrics and logs.
       turn_rewards: float64 [U], what each turn earned beside the outcome; NaN: this turn nothing; None: no turn.
@@ -378,7 +379,7 @@ class Row:
 
 @dataclasses.dataclass
 class Outcome:
-    """Result of one episode.
+    """Result of one episode. With neither rows nor questions its task is dropped as 'no_rollout'.
 
     Attributes:
       rows: scored rollouts, also of a task that is dropped.

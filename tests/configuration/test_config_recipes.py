@@ -10,9 +10,11 @@ from ml_collections import ConfigDict
 from zeroplay_jax.configs import (
     ablations,
     common,
+    drzero,
+    dspo,
     scope,
 )
-from zeroplay_jax.configuration import rules
+from zeroplay_jax.configuration import fields, rules
 from zeroplay_jax.selfplay import recipe as recipes
 from zeroplay_jax.settings import schema
 from zeroplay_jax.settings.kinds import ConfigError
@@ -105,6 +107,89 @@ def test_a_recipe_that_cannot_be_used_is_one_line(elsewhere, name, contains):
         recipes.recipe_class(name)
     assert str(caught.value).startswith(f'config.recipe={name}: ') and contains in str(caught.value)
     assert '\n' not in str(caught.value)
+
+
+DERIVED = """
+from zeroplay_jax.recipes import drzero
+from zeroplay_jax.selfplay.recipe import Recipe as Base
+from zeroplay_jax.selfplay.recipe import RoleSpec
+from zeroplay_jax.selfplay.schedule import Phase
+
+
+class Recipe({base}):
+    {declarations}
+"""
+
+
+@pytest.fixture
+def derived(tmp_path, monkeypatch):
+    """A function: the small config of Dr. Zero for a recipe with such a base and such declarations."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def make(declarations, base='drzero.Recipe'):
+        (tmp_path / 'derived.py').write_text(DERIVED.format(base=base, declarations=declarations))
+        monkeypatch.delitem(sys.modules, 'derived', raising=False)
+        importlib.invalidate_caches()
+        config = drzero.get_config('mini')
+        config.recipe = 'derived'
+        config.pool.batch = 8
+        return config
+
+    yield make
+    sys.modules.pop('derived', None)
+
+
+GAME = "    def phases(self): return [Phase('game', 2, ('proposer', 'solver'))]"
+FREE = '    check = classmethod(lambda cls, config: None)'
+
+
+@pytest.mark.fault('nov29-D1', 'has_pool = False, a check and a phase of its own')
+def test_inherited_methods_read_the_sections_that_their_class_declares(derived, user_reads):
+    config = derived(f'has_pool = False\n{FREE}\n{GAME}')
+    rules.check(config)
+    assert config.pool.batch == fields.frozen(config).pool.batch == 8
+    stored = fields.frozen(config).to_dict()
+    assert stored['pool']['batch'] == 8
+    user_reads('right: pool.batch=8 in the check and in the run')
+
+
+@pytest.mark.fault('nov29-D2', 'has_pool = False of a recipe derived from Dr. Zero, no check')
+def test_an_inherited_check_reads_the_config_of_the_run(derived, user_reads):
+    rules.check(derived('has_pool = False'))
+    # Roles that do not distil have the default, with which nothing is distilled.
+    rules.check(derived('distillable_roles = ()'))
+    user_reads('right: checked')
+
+
+@pytest.mark.fault(
+    'nov29-D2-sections', 'code that reads a section which its recipe does not declare'
+)
+@pytest.mark.parametrize(
+    ('section', 'declarations', 'base'),
+    [
+        ('drzero', 'settings = {}', 'drzero.Recipe'),
+        ('proposer', "roles = lambda config: [RoleSpec('solver', 'solver')]", 'drzero.Recipe'),
+        (
+            'pool',
+            """has_pool = False
+    roles = lambda config: [RoleSpec('solver', 'solver')]
+    check = lambda config: config.pool.batch""",
+            'Base',
+        ),
+    ],
+)
+def test_a_section_that_is_not_declared_is_one_line(
+    derived, user_meets, section, declarations, base
+):
+    with user_meets(f'^config.{section}: code of recipe derived reads it.* declares no such sect'):
+        rules.check(derived(declarations, base))
+
+
+def test_a_run_has_no_pool_that_its_recipe_does_not_declare(user_meets):
+    config = fields.frozen(dspo.get_config('mini'))
+    assert 'pool' not in config.to_dict() and 'pool' not in config
+    with user_meets('^config.pool: code of recipe dspo reads it'):
+        _ = config.pool
 
 
 def test_the_judges_sizes_differ_in_the_judge_alone_and_small_runs_keep_their_policy():

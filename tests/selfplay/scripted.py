@@ -9,6 +9,7 @@ from trajectories import make_trajectory
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.selfplay.collection import Collector
 from zeroplay_jax.selfplay.library import Library
+from zeroplay_jax.selfplay.schedule import Phase
 from zeroplay_jax.types import ToolCall, Turn
 
 
@@ -98,6 +99,11 @@ class ScriptedContext:
         self.scripts[role] = script[samples:]
         assert len(trajectories) == samples, f'{role} was asked once too often'
         return trajectories
+
+
+def phase(name, steps=1):
+    """The phase that the schedule of turns has of this name."""
+    return Phase(name, steps, () if name == 'generate' else (name,))
 
 
 def run_episodes(recipe, context, step, tasks):

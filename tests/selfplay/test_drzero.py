@@ -4,6 +4,7 @@ import collections
 import pathlib
 from unittest.mock import AsyncMock
 
+import input_files
 import pytest
 import scripted
 from refused_calls import check_table
@@ -17,7 +18,7 @@ from zeroplay_jax.recipes.datasets import SeedDocument
 from zeroplay_jax.recipes.drzero import Recipe
 from zeroplay_jax.selfplay import answers as group_answers
 from zeroplay_jax.selfplay.library_builder import linked_documents
-from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, Step, TaskPool
+from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, Step, TaskPool, all_steps
 from zeroplay_jax.settings.kinds import ConfigError
 from zeroplay_jax.types import Question, Task, TaskDropped, ToolCall, Turn
 
@@ -60,7 +61,7 @@ def recipe(**changes):
 
 
 def play(game, phase, context, payload):
-    step = Step(Phase(phase, 1), 0, 7)
+    step = Step(scripted.phase(phase), 0, 7)
     (outcome,) = scripted.run_episodes(game, context, step, [Task((7, 0), payload)])
     return outcome
 
@@ -182,7 +183,7 @@ def test_every_batch_holds_the_hops_in_the_exact_ratio():
     depth = {d.title: d.depth for d in linked_documents(PASSAGES)}
     assert depth == {'Gumu': 3, 'Lomi': 2, 'Tarva': 3, 'Puto': 1}
     game = recipe(schedule__hop_ratio=(4, 3, 2), proposer__batch=9)
-    step = Step(Phase('proposer', 1), 0, 3)
+    step = Step(scripted.phase('proposer'), 0, 3)
     tasks = game.tasks(step, TaskPool(), BatchCursor())
     assert collections.Counter(t.payload.hops for t in tasks) == {1: 4, 2: 3, 3: 2}
     assert all(depth[t.payload.title] >= t.payload.hops for t in tasks)
@@ -190,6 +191,40 @@ def test_every_batch_holds_the_hops_in_the_exact_ratio():
     assert len({t.identity for t in tasks}) == 9
     with pytest.raises(ValueError, match='no document can start a question of 4 hops'):
         recipe().tasks(step, TaskPool(), BatchCursor())
+
+
+@pytest.mark.fault('nov29-D3', 'phases that a derived recipe calls otherwise than Dr. Zero')
+@pytest.mark.parametrize('source', ['corpus', 'file'])
+def test_what_a_phase_trains_decides_about_its_tasks(tmp_path, source, user_reads):
+    config = recipe(schedule__hop_ratio=(1,), proposer__batch=2, pool__batch=3).config
+    config.solver.batch = 4
+    trains = [('proposer', 'solver'), ('proposer',), (), ('solver',)]
+    schedule = [Phase(f'game {number}', 1, roles) for number, roles in enumerate(trains)]
+    if source == 'file':
+        lines = [{'title': f'{i}', 'text': 't', 'hops': 1} for i in range(16)]
+        config.inputs.documents = input_files.write(tmp_path / 'documents.jsonl', *lines)
+    game_class = type('Game', (Recipe,), {'phases': lambda self: schedule})
+    game = game_class(config, scripted.library(linked_documents(PASSAGES)))
+    pool = TaskPool()
+    pool.add(Question('Where is Gumu?', ('Lomi',)))
+    drawn = []
+    for step in all_steps(game.phases()):
+        tasks = game.tasks(step, pool, BatchCursor(missing=4))
+        drawn.append((len(tasks), {type(task.payload).__name__ for task in tasks}))
+    documents, questions = {'SeedDocument'}, {'Question'}
+    assert drawn == [(2, documents), (2, documents), (3, documents), (4, questions)]
+    titles = [
+        task.payload.title for task in game.tasks(all_steps(schedule)[2], pool, BatchCursor())
+    ]
+    if source == 'file':
+        # Behind the four documents of the earlier phases.
+        before = [
+            t.payload.title
+            for s in all_steps(schedule)[:2]
+            for t in game.tasks(s, pool, BatchCursor())
+        ]
+        assert not set(titles) & set(before)
+    user_reads('right: documents for the proposer, questions of the pool for the solver')
 
 
 def test_phases_alternate():

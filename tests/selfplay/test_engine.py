@@ -5,6 +5,7 @@ import base64
 import dataclasses
 import json
 import pathlib
+import re
 
 import jax
 import numpy as np
@@ -355,3 +356,39 @@ def test_minibatches_are_drawn_by_prompt_and_not_in_the_order_of_issue(start):
     assert sorted(sum(first, [])) == sorted([*range(8), *range(8)])
     assert first == again and first != [[0, 0, 1, 1], [2, 2, 3, 3], [4, 4, 5, 5], [6, 6, 7, 7]]
     assert first != other_step and first != other_seed
+
+
+@pytest.mark.fault('nov29-C9', 'a recipe whose rewards are 1e308, or texts')
+@pytest.mark.parametrize('reward', [1e308, '1', None])
+def test_a_reward_that_is_no_number_is_refused_with_its_row(policy, user_meets, reward):
+    engine, game = make(policy, ALL)
+    whole = game.episode
+
+    async def episode(context, step, task):
+        outcome = await whole(context, step, task)
+        outcome.rows[1].reward = reward
+        return outcome
+
+    game.episode = episode
+    shown = re.escape(repr(reward))
+    with user_meets(rf'rollout \(0, 0, 1\) of role solver has the reward {shown}; give a number'):
+        play(engine, 0)
+
+
+@pytest.mark.fault('nov29-D4', 'episodes that end without a row, as with a wrong terminal_tags')
+def test_an_outcome_without_rows_leaves_a_trace(policy, user_reads):
+    engine, game = make(policy, ALL)
+    whole = game.episode
+
+    async def episode(context, step, task):
+        if task.payload['item'] == 1:
+            return Outcome()
+        return await whole(context, step, task)
+
+    game.episode = episode
+    values, _ = play(engine, 0)
+    assert [(record['task'], record['drop']) for record in engine.task_log] == [
+        ([0, 1], 'no_rollout')
+    ]
+    assert values['drop/no_rollout'] == 1 and values['dropped_episodes'] == 0.5
+    user_reads('right: drop/no_rollout 1, and the task in tasks.jsonl')

@@ -16,7 +16,7 @@ from zeroplay_jax.recipes.datasets import SeedDocument
 from zeroplay_jax.recipes.drzero import Recipe as DrZero
 from zeroplay_jax.rollout.prompts import Prompt
 from zeroplay_jax.selfplay.recipe import Recipe
-from zeroplay_jax.selfplay.schedule import Phase, Step, all_steps
+from zeroplay_jax.selfplay.schedule import Step, all_steps
 from zeroplay_jax.settings.kinds import ConfigError
 from zeroplay_jax.training import build
 from zeroplay_jax.types import Question, Task
@@ -215,7 +215,7 @@ def test_rewards_of_another_package_score_proposals_and_answers(packages):
     solver = [final(answer=answer) for answer in ('Tarva', 'Tube', 'Lomi', 'x', 'T')]
     context = ScriptedContext(proposer=[proposal], solver=solver)
     task = Task((0, 0), SeedDocument('Tarva', 'Tarva is large.', hops=1))
-    step = Step(Phase('proposer', 1), 0, 0)
+    step = Step(scripted.phase('proposer'), 0, 0)
     (outcome,) = scripted.run_episodes(recipe, context, step, [task])
     # A score of one half counts as solved: three answers of five begin with the same letter.
     assert outcome.rows[0].info.solve_count == 3
@@ -223,7 +223,7 @@ def test_rewards_of_another_package_score_proposals_and_answers(packages):
 
     context = ScriptedContext(solver=solver)
     task = Task((0, 0), Question('Where?', ('Tarva',)))
-    step = Step(Phase('solver', 1), 0, 0)
+    step = Step(scripted.phase('solver'), 0, 0)
     (outcome,) = scripted.run_episodes(recipe, context, step, [task])
     assert [row.reward for row in outcome.rows] == [0.5, 0.5, 0.0, 0.0, 0.5]
     assert [row.info.score for row in outcome.rows] == [0.5, 0.5, 0.0, 0.0, 0.5]

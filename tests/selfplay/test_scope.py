@@ -76,7 +76,7 @@ def check_config(**changes):
 def play(phase, payload, judge, scripts, **changes):
     """(game, its outcome, what was asked)."""
     game, context = recipe(**changes), ScriptedContext(judge, **scripts)
-    step = Step(Phase(phase, 1), 0, 7)
+    step = Step(scripted.phase(phase), 0, 7)
     (outcome,) = scripted.run_episodes(game, context, step, [Task((7, 0), payload)])
     return game, outcome, context.asked
 
@@ -116,7 +116,7 @@ def answers_asked_for(phase, **changes):
     scripts = dict(proposer=[challenge()], solver=GOOD_TRIES * 5)
     game, _, asked = play(phase, ITEM, Judge(), scripts, **changes)
     ((_, _, answers, _),) = [request for request in asked if request[0] == 'solver']
-    assert game.rollouts_per_step(Phase(phase, 1)) == 8 * (1 + answers)
+    assert game.rollouts_per_step(scripted.phase(phase)) == 8 * (1 + answers)
     return answers
 
 
@@ -138,7 +138,7 @@ def test_generation_ends_when_enough_tasks_stand():
         pool.add(Question(text))
     assert game.tasks(step, pool, BatchCursor()) == []
     # The solver's phase and the challenger's do not end with it.
-    assert game.tasks(Step(Phase('proposer', 3), 1, 8), pool, BatchCursor())
+    assert game.tasks(Step(scripted.phase('proposer', 3), 1, 8), pool, BatchCursor())
 
 
 TASK = Question('Describe Lomi.', rubrics=({'text': 'Tarva', 'priority': 'important'},) * 2)

@@ -261,7 +261,7 @@ def _check_config(
         mistakes.of(check_programs, on_machine)
     mistakes.of(rules.check_training, on_machine, recipe)
     mistakes.of(rules.check_hops, on_machine, recipe)
-    mistakes.of(recipe.check, on_machine)
+    mistakes.of(lambda: recipe.check(fields.frozen(on_machine)))
     if has_files:
         mistakes.of(rules.check_evaluation, on_machine)
     mistakes.of(command_line.check_heads, on_machine)

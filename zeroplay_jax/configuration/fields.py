@@ -158,22 +158,22 @@ def _sections(
       ConfigError: the name of a role is that of another section, for which it would be mistaken; a role cannot judge.
     """
     sections: dict[str, type[Section]] = {**recipe.settings, 'inputs': Inputs}
-    if recipe.has_pool:
+    if recipes.reads_pool(recipe):
         sections['pool'] = Pool
     if recipe.distillable_roles:
         sections['privileged'] = Privileged
     reserved = (*Run.model_fields, *recipe.settings, *recipes.RESERVED_ROLES, *dir(Config))
-    for specification in recipe.roles(config):
+    roles = recipes.roles_of(recipe, config)
+    for specification in roles:
         name = specification.name
         if name in reserved or name.startswith('_'):
             raise ConfigError(
-                f'{recipe.__module__}: a role cannot be called {name!r}, which has another meaning in the config; '
-                'rename the role'
+                f'{recipe.__module__}: a role cannot be called {name!r}, which the config has already; rename it'
             )
         if specification.is_trained:
             sections[name] = TrainedRole
     judges = []
-    for one in recipe.roles(config):
+    for one in roles:
         # A judge is asked with the prompts of its judgements alone.
         if one.tools == one.terminal_tags == () and recipe.judge_roles.get(one.prompt) == one.name:
             judges.append(one.name)

@@ -159,7 +159,10 @@ def here() -> Machine:
     """Returns the machine of this run; the processes must have met."""
     import jax
 
-    return machine_of(jax.devices()[0].device_kind, jax.device_count(), jax.process_count())
+    from zeroplay_jax.runtime.devices import all_devices
+
+    devices = all_devices()
+    return machine_of(devices[0].device_kind, len(devices), jax.process_count())
 
 
 def machine_of(device: str, devices: int, hosts: int) -> Machine:

@@ -285,7 +285,7 @@ def check(
         check_hops(config, recipe)
         if has_files:
             check_documents(config, recipe)
-    recipe.check(config)
+    recipe.check(fields.frozen(config))
     if has_evaluation:
         check_evaluation(config)
 

@@ -210,10 +210,10 @@ class Agent:
 
     def _load(self, config, folder: pathlib.Path) -> None:
         """Loads the weights into a slot of the scheduler."""
+        mesh = sharding.make_mesh()
         # CPUs emulate bfloat16 slowly.
         dtype = 'float32' if jax.default_backend() == 'cpu' else config.policy.dtype
         model = hf.read_config(folder, dtype=dtype)
-        mesh = sharding.make_mesh()
         settings = config.sampler
         warning = families.check_context(folder, settings.context, 'sampler.context')
         if warning:

@@ -26,6 +26,11 @@ _SIZE_CLASSES = {
     '17_up': math.inf,
 }
 
+# Squares of larger rewards, in deviations and in the loss of a value network, leave the numbers of float32.
+LARGEST_REWARD = 1e18
+# Rewards of a group that differ by less, of their size, differ by the rounding of equal sums.
+_ROUNDING = 1e-12
+
 # Options that select a method; the papers behind them are in the docstring of `group_advantages`.
 _OPTIONS = {
     'baseline': ('mean', 'loo', 'none'),
@@ -210,7 +215,7 @@ def group_advantages(
         `group_size` and the shares `group_size/1` to `group_size/17_up` per group.
 
     Raises:
-      ValueError: shapes differ, keys are not integers, or an option is unknown.
+      ValueError: shapes differ, keys are not integers, a reward is beyond `LARGEST_REWARD`, or an option is unknown.
     """
     rewards, groups, valid = _check_rows('group_advantages', rewards, groups, valid)
     _check_arguments(baseline, scale, ddof, singleton, lengths, rewards.shape)
@@ -357,6 +362,11 @@ def _check_rows(name, rewards, groups, valid):
             f'{name}: rewards {rewards.shape}, groups {groups.shape} and valid {valid.shape} '
             'must be one-dimensional and equally long'
         )
+    too_large = np.flatnonzero(valid & np.isfinite(rewards) & (np.abs(rewards) > LARGEST_REWARD))
+    if too_large.size:
+        raise ValueError(
+            f'{name}: rewards[{too_large[0]}] is {rewards[too_large[0]]}; give at most {LARGEST_REWARD}'
+        )
     has_integers = np.issubdtype(groups.dtype, np.integer)
     # An empty list of keys becomes an array of floats.
     if groups.size and not has_integers:
@@ -374,7 +384,7 @@ def _group_rows(rewards, groups):
     Returns:
       group_index: int [N], index of each row's group from 0 to G − 1.
       sizes: int [G], rows per group.
-      informative: bool [G], whether the rewards of a group differ.
+      informative: bool [G], whether the rewards of a group differ (`differ`).
     """
     # Keys are arbitrary integers, such as item numbers of a long run: number them 0, 1, … first.
     keys, group_index = np.unique(groups, return_inverse=True)
@@ -384,7 +394,12 @@ def _group_rows(rewards, groups):
     np.minimum.at(lowest, group_index, rewards)
     np.maximum.at(highest, group_index, rewards)
     sizes = np.bincount(group_index, minlength=num_groups)
-    return group_index, sizes, highest > lowest
+    return group_index, sizes, differ(lowest, highest)
+
+
+def differ(lowest: Any, highest: Any) -> Any:
+    """Returns whether the lowest and the highest reward of a group differ by more than rounding."""
+    return highest - lowest > _ROUNDING * np.maximum(np.abs(lowest), np.abs(highest))
 
 
 def _group_std(deviations, group_index, group_sizes, ddof):

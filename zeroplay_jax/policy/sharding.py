@@ -17,6 +17,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
+from zeroplay_jax.runtime.devices import all_devices
 from zeroplay_jax.types import UserError
 
 AXES = ('replica', 'fsdp', 'model')
@@ -75,7 +76,7 @@ def make_mesh(replica: int = 1, fsdp: int = 1, model: int = 1, devices=None) -> 
     """
     if devices is None:
         # Sorted by process, so that with several processes each has whole replicas.
-        devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
+        devices = sorted(all_devices(), key=lambda device: (device.process_index, device.id))
     else:
         devices = list(devices)
     sizes = [replica, fsdp, model]

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -110,28 +110,20 @@ class DocumentSampler:
     `inputs.types` alternate.
 
     Args:
-      phases: the recipe's schedule, for a file; None: `alternate`.
-      batch_of_phase: documents per step of each phase that reads them; None: those of `alternate`.
+      config: of the run.
+      library: of the run.
+      phases: `Recipe.phases` of the recipe, called for a file when the first step begins; None: `alternate`.
     """
 
     def __init__(
         self,
         config: Config,
         library: Library,
-        phases: Sequence[Phase] | None = None,
-        batch_of_phase: Mapping[str, int] | None = None,
+        phases: Callable[[], Sequence[Phase]] | None = None,
     ):
         self._from_file: DocumentFile | None = None
         if config.inputs.documents:
-            if phases is None:
-                phases = alternate(config)
-            if batch_of_phase is None:
-                # Phases that read documents; the solver reads the pool.
-                batch_of_phase = {
-                    'proposer': config.proposer.batch,
-                    'generate': config.pool.batch,
-                }
-            self._from_file = DocumentFile(config, phases, batch_of_phase)
+            self._from_file = DocumentFile(config, phases or (lambda: alternate(config)))
             # With a file no documents of the corpus are needed: a search server has none.
             return
         self._seed = config.seed
@@ -203,18 +195,18 @@ class DocumentFile:
     most. No document repeats before all others with its hops and type were used.
 
     Args:
-      phases: the recipe's schedule.
-      batch_of_phase: documents per step of each phase that reads them.
+      config: of the run.
+      phases: returns the recipe's schedule.
 
     Raises:
       UserError: a line is unusable, or no document has some hops or type that the config requires.
     """
 
-    def __init__(self, config: Config, phases: Sequence[Phase], batch_of_phase: Mapping[str, int]):
+    def __init__(self, config: Config, phases: Callable[[], Sequence[Phase]]):
         path = config.inputs.documents
         self._ratio = tuple(config.schedule.hop_ratio)
+        self._config = config
         self._phases = phases
-        self._batch_of_phase = batch_of_phase
         # Cells are consumed independently of each other, because their shares in a batch are fixed
         # while the file may hold any number of documents of each.
         cells: dict[Cell, list[SeedDocument]] = {}
@@ -255,7 +247,7 @@ class DocumentFile:
 
     def tasks(self, step: Step, size: int) -> list[Task]:
         """Returns tasks on the next `size` documents, a function of the arguments; UserError for an unknown phase."""
-        used_before = self._used_before(step)
+        used_before = self._used_before(step, size)
         seeds: list[SeedDocument] = []
         for cell, count in self._cell_counts(size).items():
             seeds += self._datasets[cell].take(used_before[cell], count)
@@ -268,19 +260,20 @@ class DocumentFile:
         types = itertools.cycle(self._types)
         return collections.Counter(zip(_stratified_hops(self._ratio, size).tolist(), types))
 
-    def _used_before(self, step: Step) -> collections.Counter[Cell]:
-        """Returns how many documents of each cell all earlier steps used."""
+    def _used_before(self, step: Step, size: int) -> collections.Counter[Cell]:
+        """Returns how many documents of each cell all earlier steps used; `size`: of a step of this kind of phase."""
         # This is computed from the schedule and not counted, so there is no state to checkpoint. Positions
         # continue across phases: until a cell is exhausted, generation does not repeat the documents that the
         # proposer trained on.
         used: collections.Counter[Cell] = collections.Counter()
-        for phase in self._phases:
+        for phase in self._phases():
             # Iteration and name identify a phase: `alternate` has each name once per iteration.
             same_iteration = phase.iteration == step.phase.iteration
             is_current = same_iteration and phase.name == step.phase.name
             steps = step.index if is_current else phase.steps
-            # The batch is 0 for solver phases, which use no documents.
-            batch = self._batch_of_phase.get(phase.name, 0)
+            # A recipe may give documents to phases that have none in turns.
+            is_alike = phase.trains == step.phase.trains
+            batch = size if is_alike else documents_of(self._config, phase)
             for cell, count in self._cell_counts(batch).items():
                 used[cell] += count * steps
             if is_current:
@@ -288,31 +281,41 @@ class DocumentFile:
         # Without this error every step of the unknown phase would get the same documents.
         raise UserError(
             f'config.inputs.documents: phase {step.phase.name!r} of the recipe is not in the schedule '
-            'that DocumentSampler was given; pass it the phases of the recipe'
+            'that DocumentSampler was given; pass it self.phases'
         )
+
+
+def documents_of(config: Config, phase: Phase) -> int:
+    """Returns on how many documents a step of a phase works, whatever the phase is called.
+
+    `proposer.batch` if it trains the proposer, alone or with other roles; `pool.batch` if it trains no role, which
+    generates questions; 0 if it trains other roles, on questions of the pool.
+    """
+    if 'proposer' in phase.trains:
+        return config.proposer.batch
+    return 0 if phase.trains else config.pool.batch
 
 
 def tasks_in_turns(
     config: Config, documents: DocumentSampler, step: Step, pool: TaskPool, cursor: BatchCursor
 ) -> list[Task]:
-    """Returns the tasks of a step of `alternate`; [] ends the step.
+    """Returns the tasks of a step: what the phase trains decides about them (`documents_of`); [] ends the step.
 
-    For the proposer they are on documents, with hop counts in the exact ratio; for the solver on the next questions of
-    the pool, as many as the round needs (`_round_size`).
+    They are on documents, with hop counts in the exact ratio, or on the next questions of the pool, as many as the
+    round needs (`_round_size`).
     """
-    if step.phase.name == 'solver':
+    size = documents_of(config, step.phase)
+    if not size:
         count = _round_size(config.solver, cursor)
         questions = pool.batch(config.seed, step.phase.iteration, cursor.phase, count)
         return numbered_tasks(step, questions, first=cursor.step)
     # Rejected proposals are not replaced: the proposer learns validity from their low rewards.
     if cursor.round > 0:
         return []
-    if step.phase.name == 'proposer':
-        return documents.tasks(step, config.proposer.batch)
     # Generation ends.
-    if 0 < config.pool.target <= len(pool.questions):
+    if not step.phase.trains and 0 < config.pool.target <= len(pool.questions):
         return []
-    return documents.tasks(step, config.pool.batch)
+    return documents.tasks(step, size)
 
 
 def dataset_tasks(

@@ -43,19 +43,24 @@ class Settings(Section):
 
 
 class Recipe(RecipeBase):
-    """Proposer and solver with separate weights."""
+    """Proposer and solver with separate weights.
+
+    Attributes:
+      documents: what tasks on documents are drawn from (`datasets.DocumentSampler`).
+      always_records_path: whether questions of the pool have their construction path also if the solver does not
+        distil.
+    """
 
     settings = {'drzero': Settings}
     further_prompts = (*RecipeBase.further_prompts, 'proposer.without_document')
     input_files = ('documents',)
     filterable_roles = ('solver',)
     distillable_roles = ('solver',)
-    # Whether questions of the pool have their construction path also if the solver does not distil.
     always_records_path = False
 
     def __init__(self, config: Config, library):
         super().__init__(config, library)
-        self.documents = DocumentSampler(config, library)
+        self.documents = DocumentSampler(config, library, self.phases)
 
     @classmethod
     def roles(cls, config: Config):
@@ -93,18 +98,19 @@ class Recipe(RecipeBase):
     def rollouts_per_step(self, phase):
         """Adds the attempts that measure the difficulty of proposals to the estimate of the base class."""
         rollouts = super().rollouts_per_step(phase)
-        if phase.name == 'proposer':
+        if 'proposer' in phase.trains:
             return rollouts * (1 + self.config.reward.solves)
-        if phase.name == 'generate':
+        if not phase.trains:
             # Only the best proposal on a document is measured.
             return rollouts + self.config.pool.batch * self.config.pool.measure
         return rollouts
 
     async def episode(self, context, step, task):
-        """Runs one task of any phase: proposals to train on, a question for the pool, or answers of the solver."""
-        if step.phase.name == 'proposer':
+        """Runs one task: proposals if the phase trains the proposer, a question for the pool if it trains no role, or
+        answers of the solver."""
+        if 'proposer' in step.phase.trains:
             return await self._propose(context, task)
-        if step.phase.name == 'generate':
+        if not step.phase.trains:
             return await self._generate(context, task)
         question: Question = task.payload
         # With labels='majority', a question of the pool has no answer unless it was measured.
@@ -125,7 +131,7 @@ class Recipe(RecipeBase):
         )
 
     async def _propose(self, context, task: Task) -> Outcome:
-        """Runs a task of the phase 'proposer': returns proposals with rewards for difficulty and form."""
+        """Runs a task of a phase that trains the proposer: returns proposals with rewards for difficulty and form."""
         proposals = await self.proposals(context, task, self.config.proposer.samples)
         pending = []
         for number, proposal in enumerate(proposals):
@@ -207,7 +213,7 @@ class Recipe(RecipeBase):
             return drop.reason
 
     async def _generate(self, context, task: Task) -> Outcome:
-        """Runs a task of the phase 'generate': returns at most one question for the pool.
+        """Runs a task of a phase that trains no role: returns at most one question for the pool.
 
         With `pool.measure`, the question's solve rate must lie in `pool.window`.
         """

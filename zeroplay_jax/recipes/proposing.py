@@ -205,7 +205,10 @@ async def propose(
     """Returns `samples` proposals on the document and hop count of a task.
 
     Args:
-      task: its payload is a `SeedDocument`.
+      context: of the episode.
+      role: role that proposes.
+      task: its payload is a `SeedDocument`. The request is (*task.identity, 0).
+      samples: number of proposals.
       show_document: whether the prompt contains the document.
       separate_format: whether to score the form as in the paper (`rewards.drzero_separate_format`).
 

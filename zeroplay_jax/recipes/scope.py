@@ -126,7 +126,7 @@ class Recipe(RecipeBase):
         if config.inputs.tasks:
             self._dataset = EpochDataset(files.open_tasks(config.inputs.tasks), config.seed)
         else:
-            self.documents = DocumentSampler(config, library)
+            self.documents = DocumentSampler(config, library, self.phases)
 
     @classmethod
     def roles(cls, config: Config):
@@ -179,28 +179,28 @@ class Recipe(RecipeBase):
     def rollouts_per_step(self, phase):
         """Adds the trial answers to challenges, which generation makes as well, to the estimate of the base class."""
         rollouts = super().rollouts_per_step(phase)
-        if phase.name == 'solver':
+        if phase.trains and 'proposer' not in phase.trains:
             return rollouts
-        return rollouts * (1 + self._attempts(phase.name))
+        return rollouts * (1 + self._attempts(phase))
 
-    def _attempts(self, phase_name: str) -> int:
+    def _attempts(self, phase: Phase) -> int:
         """Returns how many answers of the solver measure a challenge in a phase (SCOPE, appendix G)."""
-        filtering = self.config.pool.measure if phase_name == 'generate' else 0
+        filtering = 0 if phase.trains else self.config.pool.measure
         return filtering or self.config.reward.solves
 
     async def episode(self, context, step, task):
         """Runs one task of any phase: challenges, challenges for the pool, or answers of the solver."""
-        if step.phase.name == 'proposer':
+        if 'proposer' in step.phase.trains:
             challenges = await self._challenges(context, step, task, self.config.proposer.samples)
             return Outcome([self._challenge_row(task, challenge) for challenge in challenges])
-        if step.phase.name == 'generate':
+        if not step.phase.trains:
             return await self._generate(context, step, task)
         return await self._solve(context, task)
 
     # ---- challenger --------------------------------------------------------------------------------
 
     async def _generate(self, context, step: Step, task: Task) -> Outcome:
-        """Runs a task of the phase 'generate': returns the first open task whose score is in `pool.window`."""
+        """Runs a task of a phase that trains no role: returns the first open task whose score is in `pool.window`."""
         challenges = await self._challenges(context, step, task, self.config.pool.samples)
         rows = [self._challenge_row(task, challenge) for challenge in challenges]
         low, high = self.config.pool.window
@@ -230,7 +230,7 @@ class Recipe(RecipeBase):
             task_type=seed.task_type.replace('_', ' ') or 'any',
         )
         challenges = [self._read(trajectory, seed) for trajectory in trajectories]
-        attempts = self._attempts(step.phase.name)
+        attempts = self._attempts(step.phase)
         pending = []
         for number, challenge in enumerate(challenges):
             identity = (*task.identity, number)

@@ -64,7 +64,7 @@ async def attempts(
 
     Args:
       config: config of the run; `reward.answer` is the metric.
-      role: role that answers, with its own prompt.
+      role: role that answers, trained or frozen, with its own prompt.
       identity: names the request within the run; all randomness derives from it.
       samples: number of rollouts.
       by_majority: whether the most frequent answer of these rollouts (`rewards.majority_answer`) takes the place of the

@@ -40,11 +40,11 @@ def sample(
     vocabulary = scaled_logits.shape[1]
 
     def row_noise(position_key):
-        return jax.random.gumbel(position_key, (vocabulary,))
+        return jax.random.gumbel(position_key, (vocabulary,), mode='low')
 
     def gumbel_noise(_):
         # Each row has a key of its own: its sample must not depend on the slot or on other rows.
-        request_keys = jax.random.wrap_key_data(key)
+        request_keys = jax.random.wrap_key_data(key, impl='threefry2x32')
         position_keys = jax.vmap(jax.random.fold_in)(request_keys, position)
         noise = jax.vmap(row_noise)(position_keys)
         return jnp.where(is_sampled[:, None], noise, 0.0)

@@ -109,7 +109,11 @@ def check(
     if record is not None:
         # The defaults have sections of all recipes, a record those that its recipe reads.
         read_defaults = {name: value for name, value in (defaults or {}).items() if name in config}
-        saved = flat_config(read_defaults) | flat_config(with_new_names(record.config))
+        stored = dict(with_new_names(record.config))
+        if 'pool' not in config:
+            # Earlier versions recorded its defaults of recipes without a pool.
+            stored.pop('pool', None)
+        saved = flat_config(read_defaults) | flat_config(stored)
         _check_equal(workdir, saved, flat_config(config), free)
     elif workdir.exists():
         _check_empty(workdir)

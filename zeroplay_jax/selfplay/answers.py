@@ -86,18 +86,7 @@ async def score(
         return await grade(context, identity, question, answer)
     if metric != 'judge':
         answer_metric = rewards.resolve_answer_metric(metric)
-        try:
-            value = answer_metric(answer, question.answers)
-        except Exception as error:
-            raise UserError(
-                f'{metric}: raised {error!r} for the answer {answer!r} and the answers {question.answers}; correct '
-                'it and run the command again'
-            ) from error
-        if not rewards.is_score(value):
-            raise UserError(
-                f'{metric}: returned {value!r} for an answer; it must return a number from 0 to 1'
-            )
-        return float(value)
+        return metric_score(metric, answer_metric, answer, question.answers)
     # A missing answer is wrong without doubt, so no judgement is spent on it.
     if not answer:
         return 0.0
@@ -106,6 +95,34 @@ async def score(
     if verdict is None:
         return None
     return float(verdict)
+
+
+def metric_score(
+    name: str, metric: rewards.AnswerMetric, answer: str | None, accepted: Sequence[str]
+) -> float:
+    """Returns what a metric says about an answer.
+
+    Args:
+      name: of the metric, for the error.
+      metric: built in or the user's.
+      answer: None if the rollout gave none.
+      accepted: the accepted answers.
+
+    Raises:
+      UserError: one line; the metric raises an error, or returns no number in [0, 1].
+    """
+    try:
+        value = metric(answer, accepted)
+    except Exception as error:
+        raise UserError(
+            f'{name}: raised {error!r} for the answer {answer!r} and the answers {accepted}; correct it and run the '
+            'command again'
+        ) from error
+    if not rewards.is_score(value):
+        raise UserError(
+            f'{name}: returned {value!r} for an answer; it must return a number from 0 to 1'
+        )
+    return float(value)
 
 
 async def grade(

@@ -12,15 +12,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from zeroplay_jax.objectives import rewards
+from zeroplay_jax.objectives.advantages import LARGEST_REWARD
 from zeroplay_jax.selfplay.context import RolloutContext, StepRun
 from zeroplay_jax.selfplay.judge import judgements_of_episode
 from zeroplay_jax.selfplay.metrics import invalid_reason
 from zeroplay_jax.selfplay.recipe import Recipe, state_of, with_state
+from zeroplay_jax.selfplay.records import NO_ROLLOUT
 from zeroplay_jax.selfplay.schedule import BatchCursor, Step, TaskPool
 from zeroplay_jax.selfplay.update import GroupFilter
 from zeroplay_jax.settings.schema import Config
@@ -233,12 +237,18 @@ class Collector:
                 self._start_episodes(context, step, tasks)
 
     def _check_row(self, row: Row) -> None:
-        """Raises UserError for a group key or turn rewards that are none, a bug in its recipe."""
+        """Raises UserError for a group key or rewards that are none, a bug in its recipe."""
+        where = f'recipe {self.config.recipe}: rollout {row.trajectory.identity} of role {row.role}'
         # NumPy's integers are valid keys too.
         if not isinstance(row.group, int | np.integer):
             raise UserError(
-                f'recipe {self.config.recipe}: a row of role {row.role} has the group {row.group!r}; '
-                'give an integer, such as answers.group_of(task.identity)'
+                f'{where} has the group {row.group!r}; give an integer, such as answers.group_of(task.identity)'
+            )
+        # Rewards that are not finite are missing ones: advantages leave their rows out.
+        is_number = isinstance(row.reward, numbers.Real | np.bool_)
+        if not is_number or LARGEST_REWARD < abs(row.reward) < math.inf:
+            raise UserError(
+                f'{where} has the reward {row.reward!r}; give a number of at most {LARGEST_REWARD}'
             )
         if row.turn_rewards is None:
             return
@@ -246,15 +256,17 @@ class Collector:
         try:
             # None among the numbers becomes NaN, no reward, like NaN itself.
             row.turn_rewards = np.asarray(row.turn_rewards, np.float64)
-            problem = (
-                '' if row.turn_rewards.shape == (turns,) else f'shape {row.turn_rewards.shape}'
-            )
+            problem = ''
+            if row.turn_rewards.shape != (turns,):
+                problem = f'shape {row.turn_rewards.shape}'
+            elif np.nanmax(np.abs(row.turn_rewards), initial=0.0) > LARGEST_REWARD:
+                problem = f'a number beyond {LARGEST_REWARD}'
         except (TypeError, ValueError) as error:
             problem = f'other values than numbers ({error})'
         if problem:
             raise UserError(
-                f'recipe {self.config.recipe}: a row of role {row.role} has turn_rewards with {problem} for {turns} '
-                'turns; give one number per turn, NaN where there is none'
+                f'{where} has turn_rewards with {problem} for {turns} turns; give one number per turn, NaN where there '
+                'is none'
             )
 
     async def _checked_episode(self, context: RolloutContext, step: Step, task: Task) -> Outcome:
@@ -269,6 +281,9 @@ class Collector:
                 f'recipe {self.config.recipe}: episode returned a {type(outcome).__name__}; return an Outcome'
             )
         outcome.rows = [*outcome.rows, *self._judge_rows(context, task)]
+        if not outcome.rows and not outcome.questions:
+            # Counted and logged, or a recipe that reads nothing in its rollouts would lose them without a trace.
+            outcome.drop = outcome.drop or NO_ROLLOUT
         network = self.config.value_network
         for row in outcome.rows:
             where = (

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from zeroplay_jax.learner.batch import Batch
-from zeroplay_jax.objectives.advantages import RewardTable
+from zeroplay_jax.objectives.advantages import RewardTable, differ
 from zeroplay_jax.objectives.answers import normalize_answer, sub_exact_match
 from zeroplay_jax.objectives.types import Stats
 from zeroplay_jax.policy import transformer
@@ -85,13 +85,13 @@ def _role_stats(rows: Sequence[Row], is_trained: bool) -> Stats:
         elif name.startswith(('rejected/', 'row_drop/', 'tool_calls/', 'tool_failed')):
             accumulator.counts[name] = len(rows)
     if is_trained:
-        rewards_of_group = collections.defaultdict(set)
+        rewards_of_group = collections.defaultdict(list)
         for row in rows:
-            rewards_of_group[row.group].add(row.reward)
+            rewards_of_group[row.group].append(row.reward)
         # The share of groups with reward variance is logged, because at 0 there is no policy gradient, which the
         # mean reward does not reveal.
         for rewards in rewards_of_group.values():
-            accumulator.add('informative_share', len(rewards) > 1)
+            accumulator.add('informative_share', differ(min(rewards), max(rewards)))
     return accumulator.stats()
 
 

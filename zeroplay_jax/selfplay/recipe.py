@@ -26,7 +26,7 @@ from zeroplay_jax.rollout.prompts import Prompts
 from zeroplay_jax.selfplay.answers import prompt_fields
 from zeroplay_jax.selfplay.judge import PROMPTS, Judgement
 from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, Step, TaskPool, all_steps
-from zeroplay_jax.settings.kinds import ConfigError, Section, fail
+from zeroplay_jax.settings.kinds import AbsentSection, ConfigError, Section, fail
 from zeroplay_jax.types import Json, Outcome, Question, Task, Trajectory, UserError, first_line
 
 if TYPE_CHECKING:
@@ -54,7 +54,9 @@ class RoleSpec:
     Attributes:
       name: name in metrics and logs; for a trained role also that of its config section.
       prompt: name of its prompt.
-      terminal_tags: closing any of these tags terminates its episode.
+      terminal_tags: closing one of these tags ends its rollout (`Trajectory.finish` is 'answer' then). Give the last
+        tag that its prompt asks for: ('answer',) for a proposer that writes a question and then its answer. With a
+        wrong one its texts are cut off, or `answers.final_answer` reads none.
       weights_from: trained role whose weights it uses; '': the role is trained itself; 'initial': the frozen
         weights of the start; 'solver@3': those of a trained role at the end of iteration 3, 'solver@best' at its best
         evaluation (`checkpoint.best`), and before that moment those of the start.
@@ -95,7 +97,8 @@ class Recipe:
       has_open_tasks: whether its tasks are graded by rubrics; evaluations then grade open tasks as well.
 
     Args:
-      config: config of the run.   library: documents, questions and answers to start from.
+      config: config of the run.
+      library: documents, questions and answers to start from.
     """
 
     # Declared, not computed: a config is checked against them before the recipe is constructed.
@@ -265,7 +268,7 @@ class Recipe:
 
     def rollouts_per_step(self, phase: Phase) -> int:
         """Returns about how many rollouts a step of a phase takes, for the estimate of the time left."""
-        if not phase.trains:
+        if not phase.trains and self.has_pool:
             return self.config.pool.batch * self.config.pool.samples
         rollouts = 0
         for role in self.roles_with_tasks(phase):
@@ -329,6 +332,27 @@ def recipe_class(name: str) -> type[Recipe]:
         f'config.recipe={name}: {path} has no class Recipe of its own; derive one from '
         'zeroplay_jax.selfplay.recipe.Recipe'
     )
+
+
+def reads_pool(recipe: type[Recipe]) -> bool:
+    """Returns whether a config of a recipe has the section `pool`."""
+    # Methods that a recipe inherits read what its bases declare.
+    bases = [each for each in recipe.__mro__ if issubclass(each, Recipe)]
+    return any(each.has_pool for each in bases if each is not Recipe)
+
+
+def roles_of(recipe: type[Recipe], config: Any) -> tuple[RoleSpec, ...]:
+    """Returns the roles of a recipe.
+
+    Raises:
+      AbsentSection: it reads a section that the config lacks.
+    """
+    try:
+        return tuple(recipe.roles(config))
+    except AttributeError as error:
+        if error.obj is not config:
+            raise
+        raise AbsentSection(recipe.__module__, str(error.name)) from error
 
 
 def answering_recipe(config: Any) -> Recipe:

@@ -110,7 +110,7 @@ class Phase:
     """A sequence of steps of one kind.
 
     Attributes:
-      name: name in metrics and logs.
+      name: name in metrics and logs; with `iteration` it identifies the phase.
       steps: number of steps.
       trains: roles that are updated in each step, in this order; (): rollouts only.
       iteration: outer iteration of the recipe's schedule, from 0.

@@ -195,6 +195,16 @@ class ConfigError(UserError):
     """A config that cannot run."""
 
 
+class AbsentSection(ConfigError, AttributeError):
+    """Code of a recipe reads a section of the config that the recipe does not declare."""
+
+    def __init__(self, recipe: str, section: str):
+        super().__init__(
+            f'config.{section}: code of recipe {recipe} reads it, and the recipe declares no such section; declare it '
+            'in its class (roles, settings, has_pool: docs/recipes.md), or override what reads it'
+        )
+
+
 class Mistakes:
     """Collects all mistakes of a config, where a run stops at the first.
 
@@ -240,7 +250,10 @@ _collector: contextvars.ContextVar[Mistakes | None] = contextvars.ContextVar(
 
 
 def fail(field: str, value: Any, problem: str, fix: str) -> NoReturn:  # type: ignore[misc]
-    """Raises ConfigError for `config.{field}`. Under `Mistakes.of` the line is noted and the function returns."""
+    """Raises ConfigError with the line 'config.FIELD=VALUE: PROBLEM; FIX'.
+
+    Under `Mistakes.of` the line is noted and the function returns.
+    """
     # Texts are written without quotes, as on a command line; an empty one would be invisible and keeps them.
     value_text = repr(value)
     if isinstance(value, str) and value:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 import pathlib
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from zeroplay_jax.objectives.registry import BUILT_IN_LOSSES
 from zeroplay_jax.settings.kinds import (
+    AbsentSection,
     AlarmLevels,
     BelowOne,
     DistillCoefficients,
@@ -660,6 +661,11 @@ class Config(Run):
     are `config.name` or `config[name]`, and unknown to type checkers.
     """
 
-    if TYPE_CHECKING:
+    # No field, unless the recipe has a pool: its defaults would size a run that cannot set them.
+    pool: ClassVar[Pool]  # type: ignore[misc]
 
-        def __getattr__(self, name: str) -> Any: ...
+    def __getattr__(self, name: str) -> Any:
+        # Names that begin so are Python's and pydantic's, which ask whether they are there.
+        if name.startswith('_'):
+            raise AttributeError(name)
+        raise AbsentSection(self.recipe, name)

@@ -25,7 +25,7 @@ from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.rollout.tokens import Codec, open_codec
 from zeroplay_jax.rollout.weights import MOMENT, AdapterStore, WeightStore
-from zeroplay_jax.runtime.devices import divide_cpu
+from zeroplay_jax.runtime.devices import all_devices, divide_cpu
 from zeroplay_jax.selfplay import library_builder, prompt_check
 from zeroplay_jax.selfplay.context import REPLAYS, Role, RolloutContext
 from zeroplay_jax.selfplay.engine import Engine
@@ -153,6 +153,8 @@ def open_policy(config: Config, date: str = '') -> PolicyFolder:
     if config.policy.adapters.rank:
         hf.check_linears(model, config.policy.adapters.linears, 'config.policy.adapters.linears')
     divide_cpu(config.cpu_devices)
+    # Before JAX is asked for processes, which fails where there is no device.
+    all_devices()
     check_replicas(config, jax.process_count())
     mesh = sharding.make_mesh(**dict(config.mesh))
     # Refused here: reading the weights, which comes later, may take minutes. An evaluation has no rows to train on.

@@ -11,6 +11,7 @@ from zeroplay_jax.learner.checkpoint import Checkpointer
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.records import (
     EQUAL_REWARDS,
+    NO_ROLLOUT,
     NONFINITE_GRADIENT,
     policies_text,
     shares_text,
@@ -30,6 +31,10 @@ _REMEDIES = {
     'prompt_too_long': 'raise config.rollout.prompt_tokens, and with it config.sampler.context',
     'context_full': 'raise config.sampler.context, or write shorter notes and keep fewer turns',
     'judge_failed': 'repair the judge (config.judge), or set config.rollout.failed=keep',
+    NO_ROLLOUT: (
+        'the recipe returned neither rows nor questions: give rollouts that it cannot read as rows with reward 0, and '
+        'check RoleSpec.terminal_tags'
+    ),
     EQUAL_REWARDS: (
         'all rollouts of a group earned the same (with baseline=value: what was expected of them): '
         'take easier or harder inputs, more rollouts per prompt '

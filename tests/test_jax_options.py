@@ -1,0 +1,175 @@
+"""Options of JAX, of the environment or of a notebook: a run gives the same numbers, or is refused in one line."""
+
+import jax
+import numpy as np
+import pytest
+import tiny
+from python_process import run_python
+
+import zeroplay_jax as zp
+from zeroplay_jax.policy import sharding
+from zeroplay_jax.rollout import slot_state
+
+# Option → a value under which dtypes, noise or products differ, or programs do not trace.
+REFUSED = {
+    'jax_default_matmul_precision': 'bfloat16',
+    'jax_enable_x64': True,
+    'jax_numpy_dtype_promotion': 'strict',
+    'jax_numpy_rank_promotion': 'raise',
+    'jax_threefry_partitionable': False,
+}
+# Option → a value under which noise is the same because it names its generator.
+NOISE = {
+    'jax_default_prng_impl': ('rbg', 'unsafe_rbg'),
+    'jax_enable_custom_prng': (True,),
+    'jax_high_dynamic_range_gumbel': (True,),
+    'jax_legacy_prng_key': ('error',),
+    'jax_random_seed_offset': (7,),
+}
+# Options of types and derivatives under which a run gives the same tokens, losses and gradients.
+SAME = {
+    'jax_allow_f16_reductions': False,
+    'jax_explicit_x64_dtypes': 'error',
+    'jax_softmax_custom_jvp': True,
+    'jax_use_direct_linearize': False,
+}
+# The others: where devices, programs and messages are, how programs are compiled, as XLA_FLAGS, and checks that raise.
+OTHERS = """
+    backend_target array_garbage_collection_guard auto_pcast bcoo_cusparse_lowering captured_constants_report_frames
+    captured_constants_warn_bytes check_proxy_envs check_static_indices check_tracer_leaks
+    compilation_cache_check_contents compilation_cache_dir compilation_cache_expect_pgle
+    compilation_cache_include_metadata_in_key compilation_cache_max_size compiler_detailed_logging_min_ops
+    compiler_enable_remat_pass custom_vjp3 cpu_collectives_implementation cpu_enable_async_dispatch
+    cpu_get_global_topology_timeout_minutes cpu_get_local_topology_timeout_minutes cross_host_transfer_socket_address
+    cross_host_transfer_timeout_seconds cross_host_transfer_transfer_size cross_host_transport_addresses
+    cuda_visible_devices debug_infs debug_key_reuse debug_leaked_clients_on_clear_backends debug_log_modules debug_nans
+    default_device disable_bwd_checks disable_jit disable_most_optimizations disable_vmap_shmap_error
+    disallow_mesh_context_manager distributed_debug dump_ir_modes dump_ir_to embedded_constants_max_bytes enable_checks
+    enable_compilation_cache enable_pgle enable_preemption_service enable_recoverability
+    error_checking_behavior_divide error_checking_behavior_nan error_checking_behavior_oob
+    exec_time_optimization_effort experimental_unsafe_xla_runtime_errors explain_cache_misses
+    export_calling_convention_version export_ignore_forward_compatibility force_dcn_cross_host_transfers
+    hlo_source_file_canonicalization_regex include_debug_info_in_dumps include_full_tracebacks_in_locations
+    log_checkpoint_residuals log_compiles logging_level memory_fitting_effort memory_fitting_level mock_gpu_topology
+    mosaic_allow_hlo mutable_array_checks no_execution no_tracing num_cpu_devices oneapi_visible_devices
+    optimization_level pallas_enable_debug_checks pallas_poison_buffers pallas_use_mosaic_gpu pallas_verbose_errors
+    persistent_cache_enable_xla_caches persistent_cache_min_compile_time_secs persistent_cache_min_entry_size_bytes
+    pgle_aggregation_percentile pgle_profiling_runs pjrt_client_create_options platform_name platforms pprint_use_color
+    ragged_dot_use_gpu_pallas_triton_lowering ragged_dot_use_ragged_dot_instruction raise_persistent_cache_errors
+    refs_to_pins remove_custom_partitioning_ptr_from_cache_key remove_size_one_mesh_axis_from_type rocm_visible_devices
+    send_traceback_to_runtime serialization_version share_binary_between_hosts share_binary_between_hosts_timeout_ms
+    sort_devices_by_process_index source_url_schema thread_guard threefry_gpu_kernel_lowering traceback_filtering
+    traceback_in_locations_limit tracer_error_num_traceback_frames transfer_guard transfer_guard_device_to_device
+    transfer_guard_device_to_host transfer_guard_host_to_device remat3 scan3 use_emit_pipeline_primitive use_magma
+    use_shardy_partitioner use_simplified_jaxpr_constants xla_backend xla_profile_version
+""".split()
+
+
+@pytest.fixture
+def option():
+    """A function that sets an option for the test."""
+    before = {}
+
+    def change(name, value):
+        before.setdefault(name, getattr(jax.config, name))
+        jax.config.update(name, value)
+
+    yield change
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+@pytest.mark.skipif(jax.__version__ != '0.10.2', reason='other versions have other options')
+def test_every_option_of_jax_is_decided():
+    decided = {*REFUSED, *NOISE, *SAME, *(f'jax_{name}' for name in OTHERS)}
+    options = {name for name in jax.config.values if name.startswith('jax_')}
+    assert options - decided == set(), (
+        'does it change types, noise or products? (runtime/devices.py)'
+    )
+
+
+@pytest.mark.fault('nov29-B7', 'options of JAX that change types, noise or products')
+@pytest.mark.parametrize('name', REFUSED)
+def test_an_option_that_changes_numbers_is_refused(option, user_meets, name):
+    option(name, REFUSED[name])
+    with user_meets(f'^{name}={REFUSED[name]}: .*unset {name.upper()}, or call jax.config.update'):
+        sharding.make_mesh()
+
+
+def test_an_option_that_a_notebook_sets_later_is_refused(tmp_path, user_meets):
+    policy = zp.load_policy(tiny.make_folder(tmp_path / 'policy'), settings())
+    with jax.enable_x64(True), user_meets('^jax_enable_x64=True: '):
+        zp.policy_loss(policy, [], [])
+
+
+def tokens_of_noise():
+    """Tokens of equal logits: they are those with the largest noise."""
+    rows = 16
+    key = np.arange(2 * rows, dtype=np.uint32).reshape(rows, 2)
+    logits = np.zeros((rows, 97), np.float32)
+    # A new function: JAX traces it again, whatever is in the keys of its cache.
+    sample = jax.jit(lambda *arrays: slot_state.sample(*arrays))
+    token, _ = sample(logits, np.ones(rows, np.float32), key, np.arange(rows))
+    return token.tolist()
+
+
+@pytest.mark.fault('nov29-B7', 'another default generator of random numbers, such as rbg')
+@pytest.mark.parametrize(('name', 'value'), [(n, v) for n, vs in NOISE.items() for v in vs])
+def test_options_of_noise_change_no_token(option, user_reads, name, value):
+    expected = tokens_of_noise()
+    assert len(set(expected)) > 8
+    option(name, value)
+    assert tokens_of_noise() == expected
+    user_reads('right: the same tokens')
+
+
+@pytest.mark.fault('nov29-B7', 'JAX_PLATFORMS of a device that is not there')
+@pytest.mark.parametrize('platform', ['cuda', 'nothing'])
+def test_a_device_that_is_not_there_is_one_line(tmp_path, user_reads, platform):
+    command = 'zeroplay_jax.main --config=configs/drzero.py:mini --workdir'.split()
+    result = run_python('-m', *command, tmp_path / 'run', JAX_PLATFORMS=platform)
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f'zeroplay_jax: JAX_PLATFORMS={platform}: JAX finds no such device')
+    assert result.returncode == 2 and not (tmp_path / 'run').exists()
+    user_reads(line)
+
+
+def settings():
+    """Short rollouts of a small policy."""
+    config = zp.config('drzero', 'mini')
+    config.sampler.update(slots=2, context=256, chunk=64)
+    config.micro.update(rows=1, tokens=256)
+    config.rollout.update(prompt_tokens=200, turn_tokens=8, max_turns=2, observation_tokens=16)
+    config.world.update(train=(0, 1), evaluation=(0, 1))
+    return config
+
+
+def numbers(folder):
+    """Tokens of two rollouts, dtypes of the gradient, and loss and gradient."""
+    policy = zp.load_policy(folder, settings())
+    rollouts = zp.sample_rollouts(policy, zp.open_index(), ['ab ac?'], samples=2, seed=3)
+    loss = jax.value_and_grad(lambda p: zp.policy_loss(policy, rollouts, [[0, 1]], params=p)[0])
+    value, gradient = loss(policy.params)
+    leaves = jax.tree.leaves(gradient)
+    dtypes = sorted({str(leaf.dtype) for leaf in leaves})
+    sums = [value.item(), *(np.abs(leaf).sum().item() for leaf in leaves)]
+    return [rollout.tokens.tolist() for rollout in rollouts[0]], dtypes, sums
+
+
+@pytest.fixture(scope='module')
+def played(tmp_path_factory):
+    """(a policy's folder, its numbers without any option)."""
+    folder = tiny.make_folder(tmp_path_factory.mktemp('options') / 'policy')
+    return folder, numbers(folder)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('name', SAME)
+def test_other_options_change_no_number(played, option, name):
+    folder, (tokens, dtypes, sums) = played
+    assert tokens[0] != tokens[1] and dtypes == ['float32']
+    option(name, SAME[name])
+    jax.clear_caches()
+    other_tokens, other_dtypes, other_sums = numbers(folder)
+    assert (other_tokens, other_dtypes) == (tokens, dtypes)
+    np.testing.assert_allclose(other_sums, sums, rtol=1e-5, atol=1e-6)
