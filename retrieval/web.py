@@ -181,7 +181,7 @@ def open_client(headers: Mapping[str, str]) -> httpx2.AsyncClient:
       headers: of every request.
 
     Raises:
-      RetrievalError: proxies or certificates that the environment names cannot be used.
+      RetrievalError: proxies, certificates or keys that the environment names cannot be used.
     """
     try:
         return httpx2.AsyncClient(
@@ -193,7 +193,7 @@ def open_client(headers: Mapping[str, str]) -> httpx2.AsyncClient:
         )
     except (ImportError, OSError, ValueError) as error:
         raise RetrievalError(
-            f'the proxies (HTTP_PROXY and the like) or certificates (SSL_CERT_FILE) of the environment cannot be '
+            f'the proxies (HTTP_PROXY and the like), certificates (SSL_CERT_FILE) or keys of the environment cannot be '
             f'used: {hide(first_line(error))}; correct these variables'
         ) from None
 
