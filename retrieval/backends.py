@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
-import functools
-import json
-import os
-import random
 import threading
 import time
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, Protocol
 
-import httpx2
-
+from . import web
 from .corpus import DocumentPage, document_page
+from .masking import hide
 from .replies import MalformedReply, ReportedFailure, page, parse_results, passages
 from .types import (
     CannotOpen,
@@ -131,18 +125,17 @@ def _failures() -> Iterator[None]:
 
 
 @dataclasses.dataclass(eq=False)
-class Http:
+class Http(web.Exchange):
     """Searches a server with the protocol of `retrieval.server`, which includes Search-R1's. Safe to use from threads.
 
     Args:
       url: address of the server, with or without '/retrieve'.
       timeout: seconds of one attempt, from the connection to the last byte of the reply.
       retries: further attempts after a failed connection, a timeout, 429 or 5xx.
-      pause: seconds before the first retry; doubled for each further one, with jitter. A longer Retry-After is obeyed.
-      longest_pause: upper bound of a pause in seconds.
+      pause: seconds before the first retry (`web.Exchange`).
       batch: largest number of queries or references in one request.
-      connections: largest number of connections, all of which are kept open.
-      reply_bytes: largest reply that is read; a longer one is a failed attempt.
+      patience: seconds for which a server that has answered before may be away, as one that is started again, until
+        requests to it fail.
       breaker: number of failed requests in a row (each with all its retries) after which nothing is sent for
         `breaker_seconds`; until a request succeeds, every further failure starts such a pause.
       breaker_seconds: length of that pause.
@@ -151,14 +144,7 @@ class Http:
       RetrievalError: no URL, or a number outside its range.
     """
 
-    url: str
-    timeout: float = 30.0
-    retries: int = 4
-    pause: float = 0.2
-    longest_pause: float = 10.0
     batch: int = 256
-    connections: int = 16
-    reply_bytes: int = 32 << 20
     breaker: int = 5
     breaker_seconds: float = 10.0
 
@@ -174,17 +160,16 @@ class Http:
                 f'breaker {self.breaker}: give a URL (http://host:port), a timeout > 0, retries ≥ 0, a batch and a '
                 'breaker ≥ 1'
             )
-        self.name = self._base
+        # For people.
+        self.name = self.address = hide(self._base)
         # Why `ready` has returned False, for people.
         self.problem = ''
-        # Retries since the creation of this object; `Client.metrics` reports the increase.
-        self.retried = 0
         # Failed requests in a row, why the last one failed, and the time (time.monotonic) until which nothing is sent.
-        self._failures = 0
+        self._failed = 0
         self._failure = ''
         self._paused_until = 0.0
         self._lock = threading.Lock()
-        self._exchange = Exchange(self.timeout, self.reply_bytes, self.connections)
+        super().__post_init__()
 
     def retrieve(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """Requests the passages of queries, at most `batch` queries at a time; see `Backend.retrieve`."""
@@ -228,11 +213,11 @@ class Http:
         # A server with that page may be too busy for a query.
         may_be_busy = False
         try:
-            reply = self._exchange.send('GET', f'{self._base}/health')
+            reply = web.start(self.send(f'{self._base}/health')).result()
             # FastAPI answers 404 for an unknown path, and 405 for a known path with another method.
-            has_health = reply.status not in (404, 405)
-            self.problem = f'{request}: status {reply.status}'
-            if has_health and reply.status != 200:
+            has_health = reply.status_code not in (404, 405)
+            self.problem = f'{request}: status {reply.status_code}'
+            if has_health and reply.status_code != 200:
                 return False
             if has_health:
                 # The client caches answers by this name: after a restart with another index it uses none of them.
@@ -240,16 +225,16 @@ class Http:
                 may_be_busy = True
             request = 'POST /retrieve'
             body = {'queries': ['ready'], 'topk': 1, 'return_scores': True}
-            reply = self._exchange.send('POST', f'{self._base}/retrieve', body)
-            self.problem = f'{request}: status {reply.status}'
-            if may_be_busy and reply.status in (404, 405):
+            reply = web.start(self.send(f'{self._base}/retrieve', body)).result()
+            self.problem = f'{request}: status {reply.status_code}'
+            if may_be_busy and reply.status_code in (404, 405):
                 raise SearchFailed(
-                    f'{self._base}: {self.problem}; give the address of a search server'
+                    f'{self.address}: {self.problem}; give the address of a search server'
                 )
-            if reply.status != 200:
+            if reply.status_code != 200:
                 return may_be_busy
             parse_results(reply.content, 1, passages)
-        except (NoReply, ValueError) as error:
+        except (web.NoReply, ValueError) as error:
             self.problem = f'{request}: {short(str(error))}'
             return may_be_busy
         except ReportedFailure as error:
@@ -258,18 +243,18 @@ class Http:
         except MalformedReply as error:
             # Unlike a failure, the form does not change while the caller waits.
             raise SearchFailed(
-                f'{self._base}: a reply that is not of the protocol ({error}); serve one that is, or give another '
+                f'{self.address}: a reply that is not of the protocol ({error}); serve one that is, or give another '
                 'address'
             ) from None
         return True
 
-    def _name_in(self, page: Reply) -> str:
+    def _name_in(self, page: web.Reply) -> str:
         """Returns the name of the index in a page of /health, which may be no JSON; the address if there is none."""
         with contextlib.suppress(ValueError, RecursionError):
             status = page.json()
             if isinstance(status, dict) and isinstance(status.get('index'), str):
                 return status['index']
-        return self._base
+        return self.address
 
     def _request(
         self, path: str, body: dict[str, Any], count: int, read: Callable[[Any], Any]
@@ -292,62 +277,38 @@ class Http:
             # While nothing is sent, the request fails at once instead of waiting for a server that is down.
             if time.monotonic() < self._paused_until:
                 raise SearchFailed(
-                    f'{self._failure}; failed {self._failures} times in a row, so nothing is sent for a while'
+                    f'{self._failure}; failed {self._failed} times in a row, so nothing is sent for a while'
                 )
-        for attempt in range(self.retries + 1):
-            pause = min(self.longest_pause, self.pause * 2**attempt)
-            # Jitter spreads the retries of clients that failed at the same time.
-            pause *= random.uniform(0.5, 1.0)
-            try:
-                reply = self._exchange.send('POST', f'{self._base}{path}', body)
-            except NoReply as error:
-                reason = str(error)
-            except ValueError as error:
-                # A lone surrogate cannot be sent; a retry would not help.
-                raise RetrievalError(f'{self._base}: {type(error).__name__}: {error}') from error
-            else:
-                if reply.status < 400:
-                    # A proxy can answer 200 with its own text.
-                    try:
-                        results = parse_results(reply.content, count, read)
-                    except MalformedReply as error:
-                        reason = f'a reply that is not of the protocol ({error})'
-                    else:
-                        self._record_outcome('')
-                        return results
-                # Overload and server errors can be temporary, so the request is repeated.
-                elif reply.status == 429 or reply.status >= 500:
-                    reason = f'status {reply.status}'
-                    pause = max(pause, self._retry_after(reply))
-                else:
-                    # The server works, so this does not count as a failure: it refuses this request only.
-                    self._record_outcome('')
-                    self._raise_refusal(path, reply)
-            # No pause after the last attempt.
-            if attempt < self.retries:
-                self.retried += 1
-                time.sleep(pause)
-        failure = f'{self._base}: {reason}, {self.retries + 1} attempts'
-        self._record_outcome(failure)
-        raise SearchFailed(failure)
 
-    def _raise_refusal(self, path: str, reply: Reply) -> NoReturn:
+        def results(reply: web.Reply) -> list[Any]:
+            if web.is_temporary(reply):
+                raise web.NoReply(f'status {reply.status_code}')
+            if reply.status_code >= 400:
+                self._raise_refusal(path, reply)
+            # A proxy can answer 200 with its own text.
+            try:
+                return parse_results(reply.content, count, read)
+            except MalformedReply as error:
+                raise web.NoReply(f'a reply that is not of the protocol ({error})') from None
+
+        failure = ''
+        try:
+            return web.start(self.post(f'{self._base}{path}', body, results)).result()
+        except web.NoReply as error:
+            failure = f'{self.address}: {error}'
+            raise SearchFailed(failure) from None
+        finally:
+            # A server that refuses this request only has not failed.
+            self._record_outcome(failure)
+
+    def _raise_refusal(self, path: str, reply: web.Reply) -> NoReturn:
         """Raises CannotOpen if the server lacks /open, else RetrievalError; for replies with status 4xx but 429."""
-        if path == '/open' and reply.status in (404, 405):
+        if path == '/open' and reply.status_code in (404, 405):
             raise CannotOpen(
-                f'{self._base} has no endpoint /open for whole documents; serve the index with '
+                f'{self.address} has no endpoint /open for whole documents; serve the index with '
                 'python -m zeroplay_jax.retrieval.server'
             )
-        raise RetrievalError(f'{self._base} refused: {reply.text()[:_QUOTED_CHARACTERS]}')
-
-    def _retry_after(self, reply: Reply) -> float:
-        """Returns the seconds that a reply asks to wait, at most the longest pause; 0 if it does not ask."""
-        seconds = reply.headers.get('Retry-After', '')
-        # The header can also be a date, which no search server sends.
-        # `isdecimal` and not `isdigit`, which accepts '²' as well.
-        if not seconds.isdecimal():
-            return 0.0
-        return min(float(seconds), self.longest_pause)
+        raise RetrievalError(f'{self.address} refused: {reply.text[:_QUOTED_CHARACTERS]}')
 
     def _record_outcome(self, failure: str) -> None:
         """Counts failed requests in a row; from the `breaker`-th on, each starts a pause of `breaker_seconds`.
@@ -357,134 +318,9 @@ class Http:
         """
         with self._lock:
             if not failure:
-                self._failures = 0
+                self._failed = 0
                 return
             self._failure = failure
-            self._failures += 1
-            if self._failures >= self.breaker:
+            self._failed += 1
+            if self._failed >= self.breaker:
                 self._paused_until = time.monotonic() + self.breaker_seconds
-
-
-# ---- HTTP requests ---------------------------------------------------------------------------------
-#
-# They end in time: one deadline and one size limit for each, whatever the server sends.
-
-
-# Seconds after its deadline in which a request must have been cancelled.
-_GRACE_SECONDS = 5.0
-_COMPRESSIONS = frozenset(('gzip', 'x-gzip', 'deflate', 'br', 'zstd', 'compress'))
-
-
-class NoReply(Exception):
-    """There is no whole reply that could be read; another attempt may bring one."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Reply:
-    """A whole HTTP reply."""
-
-    status: int
-    headers: Mapping[str, str]
-    content: bytes
-
-    def json(self) -> Any:
-        """Returns the JSON value of the reply; raises ValueError, or RecursionError if it is nested too deeply."""
-        return json.loads(self.content)
-
-    def text(self) -> str:
-        """Returns the reply as text."""
-        return self.content.decode('utf-8', 'replace')
-
-
-class Exchange:
-    """Sends requests to a server. Safe to use from threads.
-
-    httpx limits the time of every single read, so a server that sends a byte now and then could hold a request forever.
-    asyncio can end a request at any point; hence an event loop, in a thread of its own, sends the requests.
-
-    Args:
-      seconds: deadline of a request, from the connection to the last byte of the reply.
-      reply_bytes: largest reply that is read.
-      connections: largest number of connections, all of which are kept open.
-    """
-
-    def __init__(self, seconds: float, reply_bytes: int, connections: int):
-        self._seconds = seconds
-        self._reply_bytes = reply_bytes
-        self._connections = connections
-        self._open()
-
-    def _open(self) -> None:
-        """Makes the HTTP client of this process."""
-        self._process = os.getpid()
-        self._loop = _event_loop(self._process)
-        connections = self._connections
-        limits = httpx2.Limits(max_connections=connections, max_keepalive_connections=connections)
-        # trust_env=False ignores proxies of the environment, because a search server is in the local network. A
-        # compressed reply of a few kilobytes could have gigabytes, so none is asked for.
-        self._client = httpx2.AsyncClient(
-            timeout=None, limits=limits, trust_env=False, headers={'Accept-Encoding': 'identity'}
-        )
-        closing = weakref.finalize(self, _close, self._client, self._loop)
-        # At the end of the process the system closes the connections.
-        closing.atexit = False
-
-    def send(self, method: str, url: str, body: Any = None) -> Reply:
-        """Returns the reply to a request.
-
-        Args:
-          method: 'GET' or 'POST'.
-          url: whole address.
-          body: JSON value; None sends no body.
-
-        Raises:
-          NoReply: the deadline passed, the connection failed, or the reply is compressed or too long.
-          SearchFailed: the server redirects to another address, so that no further attempt would help.
-          ValueError: the request cannot be sent: an invalid address, or a body that is not Unicode.
-        """
-        # A forked process has no thread of the loop, and must not share sockets with its parent.
-        if self._process != os.getpid():
-            self._open()
-        request = self._send(method, url, body)
-        future = asyncio.run_coroutine_threadsafe(request, self._loop)
-        try:
-            return future.result(self._seconds + _GRACE_SECONDS)
-        except TimeoutError:
-            raise NoReply(f'no whole reply within {self._seconds:g} s') from None
-        except httpx2.TransportError as error:
-            raise NoReply(f'{type(error).__name__}: {error}') from error
-        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            raise ValueError(f'{type(error).__name__}: {error}') from error
-
-    async def _send(self, method: str, url: str, body: Any) -> Reply:
-        """As `send`; raises TimeoutError and httpx's exceptions."""
-        content = bytearray()
-        async with (
-            asyncio.timeout(self._seconds),
-            self._client.stream(method, url, json=body) as reply,
-        ):
-            if reply.next_request:
-                raise SearchFailed(
-                    f'{url} redirects to {reply.next_request.url}; give that address'
-                )
-            codings = reply.headers.get('Content-Encoding', '').lower().replace(' ', '').split(',')
-            if not _COMPRESSIONS.isdisjoint(codings):
-                raise NoReply('a compressed reply, which was not asked for')
-            async for chunk in reply.aiter_raw():
-                content += chunk
-                if len(content) > self._reply_bytes:
-                    raise NoReply(f'a reply of more than {self._reply_bytes} bytes')
-        return Reply(reply.status_code, reply.headers, bytes(content))
-
-
-@functools.cache
-def _event_loop(process: int) -> asyncio.AbstractEventLoop:
-    """Returns the event loop of the process with this id, which runs in a daemon thread until the process ends."""
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name='search-requests', daemon=True).start()
-    return loop
-
-
-def _close(client: httpx2.AsyncClient, loop: asyncio.AbstractEventLoop) -> None:
-    """Closes the connections of a client; does not wait for it."""
-    asyncio.run_coroutine_threadsafe(client.aclose(), loop)

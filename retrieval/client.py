@@ -52,6 +52,8 @@ class Client:
         max_failure_rate: float = 0.1,
     ):
         self.backend = backend
+        # The name of a server becomes the fingerprint of its index.
+        self._place = getattr(backend, 'address', backend.name)
         self._cache_size = cache
         self._max_failure_rate = max_failure_rate
         # Keys are (name of the index, endpoint, query or reference, …).
@@ -77,7 +79,7 @@ class Client:
                     reason = getattr(self.backend, 'problem', '')
                     problem = f' ({reason})' if reason else ''
                     raise RetrievalError(
-                        f'the search at {self.backend.name} is not ready after {seconds:.0f} s{problem}; start it '
+                        f'the search at {self._place} is not ready after {seconds:.0f} s{problem}; start it '
                         'with python -m zeroplay_jax.retrieval.server, or give its address'
                     )
                 time.sleep(pause)
@@ -258,7 +260,7 @@ class Client:
                 raise RetrievalError(
                     f'{self._failed} of {self._queries} searches failed, more than '
                     f'{100 * self._max_failure_rate:g} %; the last one: {self.last_failure[:_QUOTED_CHARACTERS]}; '
-                    f'repair the search at {self.backend.name} and start again'
+                    f'repair the search at {self._place} and start again'
                 )
 
     def metrics(self) -> dict[str, float]:

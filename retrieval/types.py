@@ -12,6 +12,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Float32, Int64
 
+from .masking import hide
+
 # {'id', 'title', 'text'}; results of a search also have a 'score'.
 Passage = dict[str, Any]
 
@@ -23,6 +25,10 @@ _MOST_CHARACTERS = 300
 
 class UserError(ValueError):
     """User error: commands print its one line without a traceback and exit with status 2."""
+
+    def __str__(self) -> str:
+        # A line may name an address that somebody has given.
+        return hide(super().__str__())
 
 
 def first_line(error: BaseException) -> str:

@@ -30,7 +30,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ml_collections import ConfigDict
 
 from zeroplay_jax.configuration import command_line, fields
-from zeroplay_jax.configuration.places import check_checkpoint, fetch_addresses, fetch_model
+from zeroplay_jax.configuration.places import (
+    check_addresses,
+    check_checkpoint,
+    fetch_addresses,
+    fetch_model,
+)
 from zeroplay_jax.data.cloze import form_of
 from zeroplay_jax.evaluation.render import Printer
 from zeroplay_jax.policy import adapter_config
@@ -275,8 +280,10 @@ def _with_flags(config: ConfigDict, args: argparse.Namespace) -> ConfigDict:
     if args.index is not None:
         fields.set_fields(config, command_line.index_fields(args.index))
     fields.set_fields(config, args.fields)
+    recipe = recipe_class(config.recipe)
+    check_addresses(config, recipe)
     if is_server(config.policy.path):
-        check_checkpoint(config, recipe_class(config.recipe))
+        check_checkpoint(config, recipe)
     # No other file of the policy's run is read.
     if config.retrieval.kind == 'folder':
         fetch_addresses(config, section_name='retrieval')

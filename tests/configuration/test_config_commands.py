@@ -7,7 +7,7 @@ from python_process import run_python
 from zeroplay_jax.configuration import fields
 from zeroplay_jax.types import UserError
 
-HEAVY = ('jax', 'jaxlib', 'tensorflow', 'transformers', 'tokenizers', 'openai', 'flax', 'scann')
+HEAVY = ('jax', 'jaxlib', 'tensorflow', 'transformers', 'tokenizers', 'flax', 'scann')
 LIGHT = """
 import sys
 from zeroplay_jax.configuration import rules

@@ -1,12 +1,14 @@
 """The client: the same answers in-process and over HTTP, retries, breaker, cache, counters, a bound on failures."""
 
 import time
+import types
 from unittest import mock
 
 import pytest
 from refusals import refused
 from serving import serving, until_ready
 
+from zeroplay_jax.retrieval import web
 from zeroplay_jax.retrieval.client import Client, Http, InProcess
 from zeroplay_jax.retrieval.index import ExactIndex
 from zeroplay_jax.retrieval.lexical import LexicalEncoder
@@ -29,7 +31,7 @@ def url(index):
 
 
 def http(fake, **options):
-    return Http(fake.url, **(dict(pause=0.001, timeout=10.0) | options))
+    return Http(fake.url, **(dict(pause=0.001, timeout=10.0, patience=0.0) | options))
 
 
 @pytest.mark.parametrize('end', ['', '/retrieve', '/'])
@@ -112,6 +114,42 @@ def test_the_breaker_opens_and_closes_again(fake, monkeypatch):
     assert len(fake.seen) == 2  # nothing was sent
     clock[0] += 5.1
     assert backend.retrieve(['q'], 1)[0] and len(fake.seen) == 3
+
+
+@pytest.mark.fault('nov29-C10', 'a search server that is away for longer than its retries')
+def test_a_server_that_has_answered_before_is_waited_for(fake, monkeypatch, user_reads):
+    monkeypatch.setattr(web, '_LONGEST_PAUSE', 0.001)
+    backend = http(fake, retries=1, patience=60.0)
+    fake.script = ['close'] * 3
+    with pytest.raises(SearchFailed, match='2 attempts'):
+        backend.retrieve(['q'], 1)
+    fake.script = ['ok', *['close'] * 40]
+    assert backend.retrieve(['q'], 1) == backend.retrieve(['q'], 1)
+    assert backend.retried == 1 + 40
+    user_reads('right: the search is tried again for a minute')
+    clock = [time.monotonic()]
+    monkeypatch.setattr(web, 'time', types.SimpleNamespace(monotonic=lambda: clock[0]))
+
+    def a_minute_later(handler):
+        clock[0] += 61
+
+    fake.script = ['close', 'close', a_minute_later, 'close']
+    with pytest.raises(SearchFailed, match='3 attempts'):
+        backend.retrieve(['q'], 1)
+    # The minute of a server that is away does not begin again with each request.
+    fake.script = ['close'] * 2
+    with pytest.raises(SearchFailed, match='2 attempts'):
+        backend.retrieve(['q'], 1)
+
+
+@pytest.mark.fault('nov29-C10', 'a search that fails too often')
+def test_a_server_that_fails_is_named_by_its_address(fake, user_meets):
+    client = Client(http(fake, retries=0))
+    client.wait_until_ready(1)
+    fake.script = [(500, {})]
+    client.retrieve(['q'], 1)
+    with user_meets(f'repair the search at {fake.url} and start again'):
+        client.check_failure_rate()
 
 
 def test_a_refused_query_does_not_take_its_neighbours_along(fake):

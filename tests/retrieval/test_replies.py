@@ -17,7 +17,7 @@ def client_of(fake, row):
     """Returns a client of a server that answers one query with this row, as often as it is asked."""
     body = row if isinstance(row, bytes) else json.dumps({'result': [row]}).encode()
     fake.script = [(200, body)] * 4
-    return Client(Http(fake.url, pause=0.001, timeout=10.0, retries=0))
+    return Client(Http(fake.url, pause=0.001, timeout=10.0, retries=0, patience=0.0))
 
 
 @pytest.mark.parametrize('name', faults('third-8', CASES['read']))

@@ -1,4 +1,4 @@
-"""Heavy libraries are imported only when they are used: Keras, openai and bm25s. Keras works afterwards."""
+"""Heavy libraries are imported only when they are used: Keras and bm25s. Keras works afterwards."""
 
 import os
 import subprocess
@@ -23,7 +23,7 @@ writer.close()
 assert any(pathlib.Path(folder).iterdir())
 assert 'keras' not in sys.modules and 'sklearn' not in sys.modules, 'Keras was loaded'
 import zeroplay_jax.training.loop
-for name in ('keras', 'openai', 'bm25s'):
+for name in ('keras', 'bm25s'):
     assert name not in sys.modules, f'{name} was loaded'
 # JAX raises here if an import has started its devices, whose number the config sets (`cpu_devices`).
 import jax

@@ -242,7 +242,8 @@ def test_the_address_may_name_the_endpoint(judge_of, user_reads):
     user_reads('right: Correct')
 
 
-def test_a_passing_failure_is_tried_again(judge_of):
+def test_a_passing_failure_is_tried_again(judge_of, monkeypatch):
+    monkeypatch.setattr('random.uniform', lambda low, high: 0.01)
     whole = chat('Correct')
     cut = whole[:-9]
     judge, server = judge_of([500, b'<html>', whole, cut, cut, b'{'], retries=2)

@@ -2,7 +2,8 @@
 
 The file is JSON: {"tools": […], "results": {tool: result}, "greeting": text, "calls": file of what was asked}.
 A result {"error": …} is an error of the protocol, {"raw": text} what is written as it is, {"exit": status} the end of
-the process. {"pages": true} answers every list of tools with a further cursor.
+the process. {"pages": true} answers every list of tools with a further cursor, {"pages": {cursor: names, next cursor}}
+with those tools; the first page is that of "first", and null is no cursor.
 """
 
 import json
@@ -28,7 +29,13 @@ def result_of(method, parameters):
         }
     if method == 'tools/list':
         listing = {'tools': behaviour['tools']}
-        if behaviour.get('pages'):
+        pages = behaviour.get('pages')
+        if isinstance(pages, dict):
+            names, cursor = pages[parameters.get('cursor', 'first')]
+            listing = {'tools': [tool for tool in behaviour['tools'] if tool['name'] in names]}
+            if cursor is not None:
+                listing['nextCursor'] = cursor
+        elif pages:
             listing['nextCursor'] = 'more'
         return listing
     return None
@@ -44,7 +51,7 @@ for line in sys.stdin:
     if 'id' not in request:
         continue
     reply = {'jsonrpc': '2.0', 'id': request['id']}
-    result = result_of(request['method'], request.get('params', {}))
+    result = result_of(request['method'], request.get('params') or {})
     if request['method'] == 'tools/call':
         result = behaviour['results'][request['params']['name']]
         if result == 'environment':

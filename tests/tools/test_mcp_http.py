@@ -68,7 +68,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.reply(400)
             return
         if method != 'initialize' and not known:
-            self.reply(404)
+            self.reply(404, self.server.unknown_session)
             return
         content = json.dumps({'jsonrpc': '2.0', 'id': request['id'], 'result': results[method]})
         mode = self.server.mode if method == 'tools/call' else 'good'
@@ -94,6 +94,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 def server():
     running = http.server.ThreadingHTTPServer(('127.0.0.1', 0), Handler)
     running.mode, running.session, running.requests = 'good', 'first', []
+    running.unknown_session = b''
     thread = threading.Thread(target=running.serve_forever, kwargs={'poll_interval': 0.02})
     thread.start()
     running.url = f'http://127.0.0.1:{running.server_port}/mcp'
@@ -123,13 +124,20 @@ def test_a_bad_reply_over_http_fails_at_once_and_alone(server, mode, caplog, use
     user_reads(caplog.records[0].getMessage())
 
 
-def test_a_session_that_the_server_has_forgotten_is_opened_again(server):
+NO_SESSION = {'code': -32001, 'message': 'Session not found'}
+
+
+@pytest.mark.fault('nov29-B10', 'status 404 for a session, with and without an error of JSON-RPC')
+@pytest.mark.parametrize('body', [None, {'jsonrpc': '2.0', 'id': None, 'error': NO_SESSION}])
+def test_a_session_that_the_server_has_forgotten_is_opened_again(server, body, user_reads):
+    server.unknown_session = json.dumps(body).encode() if body else b''
     (tool,) = mcp_tools.list_tools(server.url, SECONDS)
     assert call(tool) == call(tool) == ('fine', None)
     server.session = 'second'
     assert call(tool) == ('fine', None)
     methods = [method for method, _ in server.requests]
     assert methods.count('tools/list') == 2 and methods.count('tools/call') == 4
+    user_reads('right: the call is sent again in a new session')
 
 
 @pytest.mark.fault('F6', 'a server that speaks SSE alone')

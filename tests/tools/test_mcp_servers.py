@@ -194,7 +194,7 @@ def test_keys_come_from_the_environment_and_stay_out_of_results_and_logs(
     server = tools['environment'].connection.server
     assert server.env['TOKEN'] == 'Bearer secret-value-1'
     error = ConnectionError('no https://h/x?key=1 with secret-value-1\n2')
-    assert mcp_tools.reason_of(server, error) == 'no https://h/… with ***'
+    assert mcp_tools.reason_of(server, error) == 'no https://h/x?key=*** with ***'
 
 
 @pytest.mark.fault('kin-mcp-file', 'files of servers that cannot be used')
@@ -232,6 +232,20 @@ def test_a_list_without_an_end_is_one_line(process, opened):
     tools = [{'name': str(number)} for number in range(2_000)]
     with pytest.raises(UserError, match='list of tools has no end'):
         opened(a=process({}, tools=tools, pages=True))
+
+
+@pytest.mark.fault('nov29-B10', 'an empty cursor that names a page, and one that means the end')
+@pytest.mark.parametrize(
+    'pages',
+    [
+        {'first': ['ab', ''], '': ['c', None]},
+        {'first': ['ab', 'next'], 'next': ['c', ''], '': ['ab', 'next']},
+    ],
+)
+def test_an_empty_cursor_is_a_page_or_the_end(process, opened, pages, user_reads):
+    results = {name: text_result(name) for name in 'abc'}
+    assert list(opened(a=process(results, pages=pages))) == list('abc')
+    user_reads('right: all tools are listed once')
 
 
 def test_a_command_that_does_not_begin_in_time_is_told_from_a_wrong_one(tmp_path):

@@ -18,7 +18,7 @@ from zeroplay_jax.data import files
 from zeroplay_jax.data.files import question_key
 from zeroplay_jax.policy import adapter_config
 from zeroplay_jax.policy.adapter_config import base_folder, holds_other_weights, is_adapter
-from zeroplay_jax.retrieval import downloads
+from zeroplay_jax.retrieval import downloads, masking
 from zeroplay_jax.retrieval.command import similar_path
 from zeroplay_jax.retrieval.types import short
 from zeroplay_jax.runtime import record as run_record
@@ -427,7 +427,7 @@ def keep_prompts(config: ConfigDict, workdir: str | pathlib.Path, keeps_sets: bo
 
 
 def check_addresses(config: ConfigDict, recipe: type[Recipe]) -> None:
-    """Refuses addresses in use that are no web addresses or hold a password."""
+    """Refuses addresses in use that are no web addresses, or hold a password or key."""
     if config.judge.kind == 'endpoint':
         example, key = 'http://127.0.0.1:8001/v1', 'set OPENAI_API_KEY instead'
         _check_address('judge.url', config.judge.url, example, key)
@@ -456,12 +456,12 @@ def check_programs(config: ConfigDict) -> None:
 
 
 def _check_address(field: str, address: str, example: str, password_fix: str) -> None:
-    """Raises ConfigError for one address; the password is not in the error text.
+    """Raises ConfigError for one address.
 
     Args:
       field: name of the setting.
       example: an address of this kind.
-      password_fix: what to do about a password.
+      password_fix: what to do about a password or key.
     """
     try:
         parts = urllib.parse.urlsplit(address)
@@ -472,6 +472,5 @@ def _check_address(field: str, address: str, example: str, password_fix: str) ->
     if not is_address:
         fail(field, address, 'not a web address', f'give one such as {example}')
     # A run writes its config into its workdir and into its report.
-    if '@' in parts.netloc:
-        hidden = parts._replace(netloc='***@' + parts.netloc.rpartition('@')[2])
-        fail(field, hidden.geturl(), 'the config must hold no password', password_fix)
+    if masking.hide(address) != address:
+        fail(field, address, 'the config must hold no password or key', password_fix)

@@ -611,7 +611,9 @@ def open_ask_corpus(config) -> OpenCorpus:
     if retrieval.kind == 'http':
         description = retrieval.url
         # A rollout abandons a tool call after `tool_timeout`, so two attempts have to fit into it.
-        backend = Http(retrieval.url, timeout=config.rollout.tool_timeout / 2, retries=1)
+        backend = Http(
+            retrieval.url, timeout=config.rollout.tool_timeout / 2, retries=1, patience=0
+        )
     else:
         path = pathlib.Path(retrieval.path)
         index = index_folder.open_index(path, encoder_folder=retrieval.encoder or None)

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from zeroplay_jax.retrieval import json_text
+from zeroplay_jax.retrieval import json_text, web
 from zeroplay_jax.retrieval.types import short
 from zeroplay_jax.rollout.foreign_text import Message, Untrusted, without_surrogates
 from zeroplay_jax.rollout.prompts import Prompt, fill
@@ -46,10 +46,6 @@ _EXAMPLE_TRIES = 3
 _QUOTED_BYTES = 400
 
 
-class _NotWhole(Outage):
-    """A reply that is no JSON; another attempt may bring a whole one."""
-
-
 @dataclasses.dataclass(eq=False)
 class ChatClient:
     """Sends chats to an OpenAI-compatible server.
@@ -71,36 +67,17 @@ class ChatClient:
     at_once: int = sys.maxsize
 
     def __post_init__(self) -> None:
-        self._of_loop: dict[asyncio.AbstractEventLoop, tuple[Any, asyncio.Semaphore]] = {}
-
-    def _open(self) -> tuple[Any, asyncio.Semaphore]:
-        """Returns client and limit of the running event loop; those of earlier loops are dropped."""
-        # Not imported at the top of this file: the import takes most of a second, and other judges do not need it.
-        import openai
-
-        loop = asyncio.get_running_loop()
-        if loop not in self._of_loop:
-            # A client's connections work only in the event loop that opened them, and the scheduler starts a new
-            # loop whenever no episode was in progress.
-            self._of_loop.clear()
-            # The client reads these from the environment otherwise; they belong to the key of that name.
-            account = None if self.key == 'OPENAI_API_KEY' else ''
-            client = openai.AsyncOpenAI(
-                organization=account,
-                project=account,
-                # The client adds the name of the endpoint.
-                base_url=self.url.rstrip('/').removesuffix('/chat/completions'),
-                api_key=os.environ.get(self.key, 'none'),
-                timeout=self.config.timeout,
-                max_retries=self.config.retries,
-            )
-            self._of_loop[loop] = client, asyncio.Semaphore(self.at_once)
-        return self._of_loop[loop]
+        # A line feed, as of a file, would not be a header.
+        headers = {'Authorization': f'Bearer {os.environ.get(self.key, "none").strip()}'}
+        self._address = self.url.rstrip('/').removesuffix('/chat/completions') + '/chat/completions'
+        self._exchange = web.Exchange(
+            self.url, self.config.timeout, self.config.retries, self.at_once, headers=headers
+        )
 
     async def complete(
         self, model: str, chat: Sequence[Json], body: Json, parse: Callable[[bytes], Any]
     ) -> Any:
-        """Returns `parse` of the reply to a chat; a reply that is not whole JSON is asked for again, `retries` times.
+        """Returns `parse` of the reply to a chat; one that is not whole JSON is asked for again, `retries` times.
 
         Args:
           body: fields of the request beside model and messages.
@@ -109,40 +86,26 @@ class ChatClient:
         Raises:
           NoReply: there is no reply, or `parse` refuses it.
         """
-        client, limit = self._open()
+
+        def read(reply: web.Reply) -> Any:
+            if reply.status_code >= 300:
+                raise self._refusal(reply, model)
+            return parse(reply.content)
+
+        request = {'model': model, 'messages': chat, **body}
         try:
-            async with limit:
-                # The client itself repeats requests whose connection or status tells of a failure, but not these.
-                for attempt in range(self.config.retries + 1):
-                    reply = await client.chat.completions.with_raw_response.create(
-                        model=model, messages=chat, extra_body=body
-                    )
-                    try:
-                        return parse(reply.http_response.content)
-                    except _NotWhole:
-                        if attempt == self.config.retries:
-                            raise
+            reply = web.start(self._exchange.post(self._address, request, read))
+            return await asyncio.wrap_future(reply)
         except NoReply:
             raise
+        except web.NoReply as error:
+            raise Outage(str(error)) from None
         except Exception as error:
-            # These are about what was sent, for example a text that is too long.
-            kind = NoReply if getattr(error, 'status_code', 0) in (400, 413, 422) else Outage
-            raise kind(self._failure(error, model)) from None
-        raise AssertionError('unreachable')
+            raise Outage(f'{type(error).__name__}: {error}') from None
 
-    def _failure(self, error: Exception, model: str) -> str:
-        """Returns one line about an exception of the client, the advice first: long lines are cut."""
-        import openai
-
-        kind = type(error).__name__
-        if isinstance(error, openai.APITimeoutError):
-            return f'{kind}: no reply within config.judge.timeout={self.config.timeout:g} s'
-        if isinstance(error, openai.APIConnectionError):
-            cause = error.__cause__ or error
-            return f'{kind}: {type(cause).__name__}: {cause}'
-        if not isinstance(error, openai.APIStatusError):
-            return f'{kind}: {error}'
-        status = error.status_code
+    def _refusal(self, reply: web.Reply, model: str) -> Exception:
+        """Returns what to raise for a status; the advice comes first, because long lines are cut."""
+        status = reply.status_code
         tokens, request = self.fields['tokens'], self.fields['request']
         advice = {
             400: f'lower config.{tokens}, or change the request by config.{request}, as it says',
@@ -153,7 +116,11 @@ class ChatClient:
             429: 'it asks for fewer requests',
             503: 'it may still be loading',
         }.get(status, 'the server failed')
-        return f'{kind} (status {status}), {advice}: {error.response.text}'
+        kind: type[Exception] = web.NoReply if web.is_temporary(reply) else Outage
+        # These are about what was sent, for example a text that is too long.
+        if status in (400, 413, 422):
+            kind = NoReply
+        return kind(f'status {status}, {advice}: {reply.text}')
 
 
 def endpoint_writer(config, templates: Mapping[str, Prompt], section: str = 'judge') -> Writer:
@@ -261,7 +228,8 @@ def completion(body: bytes, url: str) -> Json:
         if body.lstrip().startswith(b'<'):
             reason = f'a web page in HTML; config.{url} names the API and often ends with /v1'
         text = short(body[:_QUOTED_BYTES].decode('utf-8', 'replace'))
-        raise _NotWhole(f'no chat completion ({reason}): {text}') from None
+        # Another attempt may bring a whole one.
+        raise web.NoReply(f'no chat completion ({reason}): {text}') from None
     choices = reply.get('choices')
     if not isinstance(choices, list) or not choices:
         # Some servers report errors with status 200.

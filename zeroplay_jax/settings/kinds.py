@@ -20,6 +20,7 @@ from pydantic import AfterValidator, Field
 from zeroplay_jax.objectives.registry import did_you_mean
 from zeroplay_jax.retrieval import json_text
 from zeroplay_jax.retrieval.command import similar_path
+from zeroplay_jax.retrieval.masking import hide
 from zeroplay_jax.types import UserError
 
 
@@ -258,7 +259,7 @@ def fail(field: str, value: Any, problem: str, fix: str) -> NoReturn:  # type: i
     value_text = repr(value)
     if isinstance(value, str) and value:
         value_text = value
-    line = f'config.{field}={value_text}: {problem}; {fix}'
+    line = hide(f'config.{field}={value_text}: {problem}; {fix}')
     collector = _collector.get()
     if collector is None:
         raise ConfigError(line)

@@ -9,11 +9,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from zeroplay_jax.retrieval import json_text
+from zeroplay_jax.retrieval import json_text, masking
 from zeroplay_jax.tools.base import MAX_RESULT_CHARACTERS, Invocation, Tool, ToolResult
 from zeroplay_jax.tools.mcp_servers import McpServer, chosen_names, read_servers
 from zeroplay_jax.types import Json, UserError
@@ -76,13 +75,13 @@ class McpTool(Tool):
             return ToolResult(error='timeout')
         except mcp_session.RefusedCall as error:
             # The server's own error message tells the policy how to correct the call.
-            text = server.without_secrets(str(error)[:MAX_RESULT_CHARACTERS])
+            text = masking.hide_known(str(error)[:MAX_RESULT_CHARACTERS], server.secrets)
             return ToolResult(text=text or None, error='tool_error')
         except Exception as error:
             self.failure_log.add(f'{server.where}: {reason_of(server, error)}')
             return ToolResult(error='failed')
         error_code = 'tool_error' if reply.is_error else None
-        return ToolResult(text=server.without_secrets(text_of(reply)), error=error_code)
+        return ToolResult(text=masking.hide_known(text_of(reply), server.secrets), error=error_code)
 
 
 def list_tools(servers: str, call_seconds: float) -> list[McpTool]:
@@ -252,6 +251,4 @@ def reason_of(server: McpServer, error: BaseException) -> str:
     line = lines[0]
     if 'validation error' in line and len(lines) > 2:
         line = f'not of the protocol at {lines[1]}: {lines[2].partition(" [type=")[0].strip()}'
-    # A library names the address, which may hold a key.
-    line = re.sub(r'(https?://[^\s/]+)/\S*', r'\1/…', line)
-    return server.without_secrets(line)[:300]
+    return masking.hide(line, server.secrets)[:300]

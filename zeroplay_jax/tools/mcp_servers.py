@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from zeroplay_jax.objectives.registry import did_you_mean
-from zeroplay_jax.retrieval import json_text
+from zeroplay_jax.retrieval import json_text, masking
 from zeroplay_jax.settings.kinds import ConfigError
 from zeroplay_jax.types import Json
 
@@ -72,13 +72,6 @@ _TRANSPORTS = {
 }
 _VARIABLE = re.compile(r'\$\{([^}]*)\}')
 _ENVIRONMENT = re.compile(r'(?:env:)?([A-Za-z_]\w*)(?::-(.*))?', re.DOTALL)
-_MIN_SECRET = 8  # characters; shorter values are words such as 'true'
-# Names of variables, headers and entries of `env` whose values are secrets. Other values, such as a time zone or the
-# path of a repository, stand in results, which the policy has to read as they are.
-_SECRET_NAME = re.compile(
-    r'keys?(?![a-z])|(?<!max_)token(?!iz)|secret|passw|passphrase|auth(?!ors?(?![a-z]))|credential|cookie|bearer|(?<![a-z])(pat|dsn)(?![a-z])',
-    re.IGNORECASE,
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +86,7 @@ class McpServer:
       tools: names of the used tools; None: all.
       rename: name at the server → name in the run.
       prefix: begins the names of the other tools.
+      secrets: values that no result and no log has (`masking.hide_known`).
     """
 
     name: str
@@ -108,31 +102,19 @@ class McpServer:
     prefix: str = ''
     secrets: tuple[str, ...] = ()
 
-    def without_secrets(self, text: str) -> str:
-        """Returns a text of the server without secrets: values whose name says that they are one."""
-        for secret in self.secrets:
-            text = text.replace(secret, '***')
-        return text
-
     def expanded(self, environment: Mapping[str, str]) -> McpServer:
         """Returns the server with ${NAME}, ${env:NAME} and ${NAME:-default} replaced.
 
         Raises:
           ConfigError: a variable is not set, or of another kind.
         """
-
-        secrets: set[str] = set()
+        read: dict[str, str] = {}
 
         def expand(text: str) -> str:
             return _VARIABLE.sub(lambda match: replacement(match[1]), text)
 
         def expand_named(texts: Mapping[str, str]) -> dict[str, str]:
-            values = {name: expand(text) for name, text in texts.items()}
-            for name, value in values.items():
-                if _SECRET_NAME.search(name):
-                    # 'Bearer KEY' and KEY.
-                    secrets.update((value, *value.split()))
-            return values
+            return {name: expand(text) for name, text in texts.items()}
 
         def replacement(expression: str) -> str:
             match = _ENVIRONMENT.fullmatch(expression)
@@ -145,8 +127,7 @@ class McpServer:
                 raise ConfigError(
                     f'{self.where}: the environment variable {match[1]} is not set; export it'
                 )
-            if _SECRET_NAME.search(match[1]):
-                secrets.add(value)
+            read[match[1]] = value
             return value
 
         env = expand_named(self.env)
@@ -176,9 +157,8 @@ class McpServer:
                     f'{self.where}: "cwd" is {server.cwd!r}, which is no folder; correct it'
                 )
             server = dataclasses.replace(server, cwd=str(folder))
-        # The longest first: one may be part of another, as the key of 'Bearer key'.
-        long_enough = sorted((text for text in secrets if len(text) >= _MIN_SECRET), key=len)
-        return dataclasses.replace(server, secrets=tuple(reversed(long_enough)))
+        secrets = masking.secrets_of(read, env, headers, address=server.url)
+        return dataclasses.replace(server, secrets=secrets)
 
 
 def read_servers(value: str) -> list[McpServer]:
@@ -188,7 +168,7 @@ def read_servers(value: str) -> list[McpServer]:
       ConfigError: the file cannot be read or says something else.
     """
     if '://' in value:
-        return [McpServer('mcp', f'{FIELD}={value}', url=value)]
+        return [McpServer('mcp', f'{FIELD}={masking.hide(value)}', url=value)]
     path = pathlib.Path(value).expanduser()
     try:
         content: Any = json_text.parse(path.read_bytes())

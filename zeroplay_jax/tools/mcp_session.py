@@ -1,6 +1,6 @@
 """Sessions with an MCP server: opened once, kept open, and opened again after the server's death.
 
-All sessions of a process live in one event loop, in a thread of its own. A server over HTTP gets a session per call
+All sessions of a process live in the event loop of its requests. A server over HTTP gets a session per call
 in progress, so that a reply that breaks its connection fails one call alone. A server that is a process gets one:
 its pipe carries many calls at a time, and a second process would have another state.
 """
@@ -10,11 +10,9 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
-import functools
 import logging
 import os
 import signal
-import threading
 from collections.abc import AsyncIterator, Awaitable, Coroutine
 from typing import Any, TypeVar
 
@@ -27,17 +25,19 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 from mcp.shared.message import SessionMessage
 
+from zeroplay_jax.retrieval import web
 from zeroplay_jax.tools.mcp_servers import McpServer
 
-# Bounds what a process holds of one message of a server, pictures included.
-MAX_MESSAGE_BYTES = 16 * 2**20
-_TOO_LONG = f'a reply of more than {MAX_MESSAGE_BYTES // 2**20} MiB'
 _MAX_TOOLS = 10_000
 _SSE_SECONDS = 2.0
+# Kinds of blocks of a result.
+_KINDS = ('text', 'image', 'audio', 'resource', 'resource_link')
 _CLOSE_SECONDS = 5.0
 # Calls in a row without a reply in time, after which the process of a server is started again.
 _MOST_UNANSWERED = 2
-_HTTP_TIMEOUT = httpx2.Timeout(30.0, read=None)  # seconds; calls have a limit of their own
+# The library logs every bad message of a server, with its content; a failed call says what matters.
+for _name in ('mcp', 'client'):
+    logging.getLogger(_name).setLevel(logging.CRITICAL + 1)
 
 _Value = TypeVar('_Value')
 
@@ -48,18 +48,6 @@ class RefusedCall(Exception):
 
 class _NotSent(Exception):
     """The server cannot have seen the request."""
-
-
-@functools.cache
-def _loop() -> asyncio.AbstractEventLoop:
-    """Returns the event loop of all sessions, which runs in a thread of its own."""
-    # The library logs every bad message of a server, with its content; a failed call says what matters.
-    for name in ('mcp', 'client'):
-        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
-    logging.getLogger('httpx2').setLevel(logging.WARNING)
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name='mcp', daemon=True).start()
-    return loop
 
 
 class Connection:
@@ -171,8 +159,7 @@ def connection_to(server: McpServer) -> Connection:
 
 def _result_of(coroutine: Coroutine[Any, Any, _Value], seconds: float) -> _Value:
     """Runs a coroutine in the loop of all sessions and returns its result."""
-    limited = asyncio.wait_for(coroutine, seconds)
-    return asyncio.run_coroutine_threadsafe(limited, _loop()).result()
+    return web.start(asyncio.wait_for(coroutine, seconds)).result()
 
 
 class _Session:
@@ -206,10 +193,7 @@ class _Session:
         return self._is_closed or self._owner.done()
 
     async def _own(self) -> None:
-        async with contextlib.AsyncExitStack() as stack:
-            transport = await stack.enter_async_context(_transport(self._server))
-            client = mcp.Client(transport, cache=None)
-            self._client = await stack.enter_async_context(client)
+        async with mcp.Client(_transport(self._server), cache=None) as self._client:
             self.tools = await self._listed()
             self._ready.set()
             await self._closing.wait()
@@ -219,8 +203,13 @@ class _Session:
         # Servers may list their tools on several pages, linked by cursors.
         page = await self._client.list_tools()
         tools = list(page.tools)
-        while page.next_cursor:
-            page = await self._client.list_tools(cursor=page.next_cursor)
+        # An empty cursor is one too.
+        while page.next_cursor is not None:
+            cursor = page.next_cursor
+            page = await self._client.list_tools(cursor=cursor)
+            # Some servers mean the end by it, and then begin again.
+            if not cursor and page.tools == tools[: len(page.tools)]:
+                break
             tools += page.tools
             if len(tools) > _MAX_TOOLS or not page.tools:
                 raise ValueError(f'its list of tools has no end ({len(tools):,} so far)')
@@ -256,8 +245,6 @@ class _Session:
         try:
             return await self._client.session.send_request(request, mcp_types.CallToolResult)
         except MCPError as error:
-            if error.error.message == 'Session terminated':
-                raise _NotSent(str(error)) from error
             if error.code == mcp_types.INVALID_PARAMS:
                 raise RefusedCall(error.error.message) from error
             raise
@@ -287,59 +274,73 @@ def first_cause(error: BaseException | None) -> BaseException:
 
 
 @contextlib.asynccontextmanager
-async def _transport(server: McpServer) -> AsyncIterator[Any]:
-    """Yields a transport as `mcp.Client` takes it."""
-    if server.command:
-        yield process_transport(server)
-        return
-    # What is not compressed has the size that is counted.
-    headers = {**server.headers, 'Accept-Encoding': 'identity'}
-    async with httpx2.AsyncClient(
-        transport=_LimitedTransport(), headers=headers, timeout=_HTTP_TIMEOUT
-    ) as http_client:
-        yield streamable_http_client(
-            server.url, http_client=http_client, max_sse_event_size=MAX_MESSAGE_BYTES
-        )
+async def _transport(server: McpServer) -> AsyncIterator[tuple[Any, Any]]:
+    """Yields the streams of a server."""
+    async with contextlib.AsyncExitStack() as stack:
+        if server.command:
+            transport = process_transport(server)
+        else:
+            client = await stack.enter_async_context(web.open_client(server.headers))
+            client.event_hooks['response'].append(_check_session)
+            transport = streamable_http_client(
+                server.url, http_client=client, max_sse_event_size=web.MAX_REPLY_BYTES
+            )
+        read_stream, write_stream = await stack.enter_async_context(transport)
+        yield _ReadableResults(read_stream), write_stream
 
 
-class _LimitedTransport(httpx2.AsyncHTTPTransport):
-    """HTTP whose replies have a largest size. Streams of events have none; each event has."""
-
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        response = await super().handle_async_request(request)
-        if response.headers.get('content-encoding', 'identity') != 'identity':
-            await response.aclose()
-            raise httpx2.RemoteProtocolError('a compressed reply, which was not asked for')
-        if not response.headers.get('content-type', '').startswith('text/event-stream'):
-            assert isinstance(response.stream, httpx2.AsyncByteStream)
-            response.stream = _LimitedStream(response.stream)
-        return response
-
-
-class _LimitedStream(httpx2.AsyncByteStream):
-    def __init__(self, stream: httpx2.AsyncByteStream):
-        self._stream = stream
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        size = 0
-        async for chunk in self._stream:
-            size += len(chunk)
-            if size > MAX_MESSAGE_BYTES:
-                raise httpx2.RemoteProtocolError(_TOO_LONG)
-            yield chunk
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
+async def _check_session(response: httpx2.Response) -> None:
+    """Raises _NotSent for a reply with which a server says that it does not know the session, whatever its body."""
+    if response.status_code == 404 and 'Mcp-Session-Id' in response.request.headers:
+        raise _NotSent('the server has ended the session')
 
 
 def speaks_sse(server: McpServer) -> bool:
     """Returns whether a server speaks the earlier protocol, whose streams begin with an event 'endpoint'."""
-    headers = {**server.headers, 'Accept': 'text/event-stream'}
     try:
-        with httpx2.stream('GET', server.url, headers=headers, timeout=_SSE_SECONDS) as response:
-            return 'event: endpoint' in next(response.iter_text(), '')
-    except (httpx2.HTTPError, httpx2.InvalidURL, ValueError):
+        return 'event: endpoint' in _result_of(_first_event(server), _SSE_SECONDS)
+    except Exception:
         return False
+
+
+async def _first_event(server: McpServer) -> str:
+    headers = {**server.headers, 'Accept': 'text/event-stream'}
+    async with (
+        web.open_client(headers) as client,
+        client.stream('GET', server.url) as response,
+    ):
+        return await anext(response.aiter_text(), '')
+
+
+class _ReadableResults:
+    """A stream of messages in which a text names each block of another kind, for which the library refuses a result."""
+
+    def __init__(self, stream: Any):
+        self._stream = stream
+
+    def __aiter__(self) -> _ReadableResults:
+        return self
+
+    async def __anext__(self) -> Any:
+        item = await self._stream.__anext__()
+        result = getattr(getattr(item, 'message', None), 'result', None)
+        if isinstance(result, dict) and isinstance(result.get('content'), list):
+            result['content'] = [_readable_block(block) for block in result['content']]
+        return item
+
+    async def __aenter__(self) -> _ReadableResults:
+        await self._stream.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self._stream.__aexit__(*error)
+
+
+def _readable_block(block: Any) -> Any:
+    kind = block.get('type') if isinstance(block, dict) else None
+    if not isinstance(kind, str) or kind in _KINDS:
+        return block
+    return {'type': 'text', 'text': f'[{kind[:40]}, not shown]'}
 
 
 # ---- processes -------------------------------------------------------------------------------------
@@ -368,7 +369,7 @@ async def process_transport(server: McpServer) -> AsyncIterator[tuple[Any, Any]]
         # Secrets of this process are none of the server's business: it gets PATH, HOME and the like.
         env={**get_default_environment(), **server.env},
         cwd=server.cwd,
-        limit=MAX_MESSAGE_BYTES,
+        limit=web.MAX_REPLY_BYTES,
         # Ctrl-C ends the run, which ends the server after its last calls.
         start_new_session=True,
     )
@@ -395,7 +396,7 @@ async def _read(process: asyncio.subprocess.Process, to_session: Any, errors: by
         try:
             line = await process.stdout.readline()
         except ValueError:
-            raise ConnectionError(_TOO_LONG) from None
+            raise ConnectionError(web.TOO_LONG) from None
         if not line:
             status = await process.wait()
             lines = errors.decode(errors='replace').strip().splitlines()

@@ -1,0 +1,44 @@
+"""Secrets in what people read are hidden; other texts stay as they are."""
+
+import pytest
+
+from zeroplay_jax.retrieval.masking import hide, secrets_of
+from zeroplay_jax.retrieval.types import UserError
+
+HIDDEN = {
+    'no http://me:pass@host:80/v1 here': 'no http://***@host:80/v1 here',
+    'http://p@ss:w@rd@host': 'http://***@host',
+    'http://me:pa/ss@host/x': 'http://***@host/x',
+    'https://h/v1?api_key=abc&page=2#m': 'https://h/v1?api_key=***&page=2#m',
+    'https://h/?x=1&X-Amz-Signature=ab%2F, then': 'https://h/?x=1&X-Amz-Signature=***, then',
+    'https://h/?sig=a;token=b': 'https://h/?sig=***;token=***',
+}
+KEPT = [
+    'http://127.0.0.1:8000/a@b, mail me@host',
+    'http://host:80?user=a@b&tokenizer=x&max_tokens=8&keyword=2',
+    'https://host/@scope/package',
+    'what is a key=value pair? A token = a word.',
+]
+
+
+@pytest.mark.parametrize('text', HIDDEN)
+@pytest.mark.fault('nov29-C4', 'addresses with passwords, keys and tokens')
+def test_secrets_of_addresses_are_hidden_in_every_line(text, user_reads):
+    assert hide(text) == HIDDEN[text]
+    assert str(UserError(text)) == HIDDEN[text]
+    user_reads(HIDDEN[text])
+
+
+@pytest.mark.parametrize('text', KEPT)
+def test_other_texts_stay(text):
+    assert hide(text) == text
+
+
+def test_known_secrets_are_hidden_in_any_text():
+    headers = {'Authorization': 'Bearer key-of-mine', 'X-Api-Key': 'short', 'Accept': 'text/plain'}
+    address = 'https://me:pass%20word@host/?token=token-of-mine'
+    secrets = secrets_of(headers, address=address)
+    # The third one is "me:pass word" in base64, as a request has it.
+    for secret in ('key-of-mine', 'pass word', 'bWU6cGFzcyB3b3Jk', 'token-of-mine'):
+        assert hide(f'Wrong: {secret}.', secrets) == 'Wrong: ***.'
+    assert hide('A short text/plain.', secrets) == 'A short text/plain.'

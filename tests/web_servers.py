@@ -1,0 +1,135 @@
+"""A server that speaks the protocols of all clients, in good and bad ways, and a proxy that leads to it."""
+
+import contextlib
+import http.server
+import json
+import select
+import socket
+import ssl
+import threading
+import time
+
+PASSAGE = {'document': {'id': '7', 'contents': '"T"\ntext'}, 'score': 0.5}
+TOOL = {'name': 'echo', 'inputSchema': {'type': 'object', 'properties': {}}}
+MESSAGE = {'role': 'assistant', 'content': 'Correct'}
+CHAT = {'choices': [{'index': 0, 'finish_reason': 'stop', 'message': MESSAGE}]}
+MCP = {
+    'initialize': {
+        'protocolVersion': '2025-06-18',
+        'capabilities': {'tools': {}},
+        'serverInfo': {'name': 'test', 'version': '1'},
+    },
+    'tools/list': {'tools': [TOOL]},
+    'tools/call': {'content': [{'type': 'text', 'text': 'fine'}]},
+}
+
+
+class Web(http.server.ThreadingHTTPServer):
+    """Answers searches, chats and MCP as `mode` says; `seen` are the lines of the requests that it got.
+
+    Args:
+      certificate: file with a certificate and its key; None: without TLS.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, certificate=None):
+        super().__init__(('127.0.0.1', 0), Handler)
+        self.mode, self.seen, self.target, self.together = 'good', [], '', None
+        scheme = 'http'
+        if certificate:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate)
+            self.socket = context.wrap_socket(self.socket, server_side=True)
+            scheme = 'https'
+        self.address = f'{scheme}://127.0.0.1:{self.server_port}'
+
+    def __enter__(self):
+        threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        self.shutdown()
+        self.server_close()
+
+    def handle_error(self, request, client_address):
+        """Says nothing of clients that leave in the middle."""
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = 'HTTP/1.1'
+
+    def log_message(self, *_):
+        """Says nothing."""
+
+    def do_GET(self):
+        self.server.seen.append(self.requestline)
+        if self.path.endswith('/health'):
+            self.reply(404)
+        else:
+            self.reply(405)
+
+    def do_DELETE(self):
+        self.reply(200)
+
+    def do_POST(self):
+        self.server.seen.append(self.requestline)
+        body = json.loads(self.rfile.read(int(self.headers['Content-Length'])))
+        if self.server.together:
+            self.server.together.wait()
+        getattr(self, self.server.mode)(json.dumps(self.result(body)).encode())
+
+    def result(self, body):
+        if 'queries' in body:
+            return {'result': [[PASSAGE] for _ in body['queries']]}
+        if 'messages' in body:
+            return CHAT
+        return {'jsonrpc': '2.0', 'id': body.get('id'), 'result': MCP.get(body['method'])}
+
+    def reply(self, status, content=b'', **headers):
+        self.send_response(status)
+        length = {'Content_Length': str(len(content))}
+        for name, value in {'Content-Type': 'application/json', **length, **headers}.items():
+            self.send_header(name.replace('_', '-'), value)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def good(self, content):
+        # A notification of MCP, which has no result.
+        self.reply(202 if b'"id": null' in content else 200, content)
+
+    def redirect(self, content):
+        self.reply(307, Location=self.server.target)
+
+    def long(self, content):
+        self.reply(200, content + b' ' * (17 << 20))
+
+    def compressed(self, content):
+        self.reply(200, content, Content_Encoding='gzip')
+
+    def drip(self, content):
+        self.reply(200, content[:1], Content_Length='500')
+        with contextlib.suppress(OSError):
+            for _ in range(100):
+                time.sleep(0.05)
+                self.wfile.write(b' ')
+
+    def echo(self, content):
+        key = self.headers['Authorization']
+        self.reply(401, json.dumps({'error': f'{key} is not a key'}).encode())
+
+    def do_CONNECT(self):
+        """Leads to `target`, whatever is asked for."""
+        self.server.seen.append(self.requestline)
+        self.send_response(200)
+        self.end_headers()
+        with socket.create_connection(('127.0.0.1', self.server.target)) as there:
+            ends = {self.connection: there, there: self.connection}
+            while True:
+                readable, _, _ = select.select(ends, [], [])
+                for end in readable:
+                    data = end.recv(65_536)
+                    if not data:
+                        self.close_connection = True
+                        return
+                    ends[end].sendall(data)
