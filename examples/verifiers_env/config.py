@@ -1,4 +1,4 @@
-"""Three steps in an environment of verifiers, about a minute on two CPU cores.
+"""Three steps in an environment of verifiers, about two minutes on two CPU cores.
 
 python -m zeroplay_jax.main --config=examples/verifiers_env/config.py --workdir=runs/verifiers
 """
@@ -7,10 +7,12 @@ from zeroplay_jax.configs import common
 
 
 def get_config():
-    """Four rollouts of each of eight rows; arguments='{"kind": "letters"}' and "words" are other environments."""
+    """Four rollouts of each of eight tasks."""
     config = common.get_config('examples.verifiers_env.recipe')
-    config.environment.name = 'examples.verifiers_env.tasks'
-    config.environment.arguments = '{"kind": "people"}'
+    config.environment.python = 'runs/verifiers_python/bin/python'
+    config.environment.block = (
+        '{"taskset": {"id": "tasks"}, "agent": {"runtime": {"type": "subprocess"}}}'
+    )
     config.tools.names = ('examples.verifiers_env.recipe:tools',)
     config.rollout.update(max_turns=1, turn_tokens=48)
     config.solver.update(steps=3, batch=8, samples=4, learning_rate=1e-4)

@@ -1,19 +1,16 @@
 """An environment of the library verifiers that plays by itself, with a solver as its model.
 
-The environment runs its own loop (its turns, tools, stops and rubric); `Model` is its client. Where another one would
-send messages to a server, this one goes on with the rollout, whose ids are never made again.
+Taskset and harness run in a process of their own (`player.py`), in a Python of their own: verifiers cannot be installed
+beside the project. The harness has its loop, tools and stops, the task its rewards. Where verifiers would send messages
+to a server of the model, this one goes on with the rollout, whose ids are never made again.
 """
 
 import asyncio
 import dataclasses
 import functools
 import json
-import signal
-
-import verifiers.legacy as vf
-from verifiers.legacy.clients import Client
-from verifiers.legacy.types import Response, ResponseMessage
-from verifiers.legacy.types import ToolCall as ToolRequest
+import pathlib
+import subprocess
 
 from zeroplay_jax.recipes.datasets import EpochDataset, dataset_tasks
 from zeroplay_jax.rollout.prompts import Prompt
@@ -25,14 +22,17 @@ from zeroplay_jax.settings.kinds import Section, fail
 from zeroplay_jax.tools.base import FailureLog, Tool
 from zeroplay_jax.types import Outcome, Question, Row, RowInfo, TaskDropped, UserError
 
+# Reason code of a rollout in which the environment failed.
+FAILED = 'environment_failed'
+
 
 class Settings(Section):
     """Which environment."""
 
-    name: str = ''
-    """Its package or module, with a function load_environment."""
-    arguments: str = '{}'
-    """Arguments of that function, a JSON object."""
+    python: str = 'python3'
+    """Python of an environment in which verifiers and the packages of taskset and harness are installed."""
+    block: str = '{}'
+    """The block [env] of verifiers, a JSON object: taskset, agent with its harness and runtime."""
 
 
 class Recipe(RecipeBase):
@@ -51,11 +51,10 @@ class Recipe(RecipeBase):
 
     def __init__(self, config, library):
         super().__init__(config, library)
-        self.environment = load(**config.environment)
-        self.rows = self.environment.get_dataset()
-        numbers = [{'row': number} for number in range(len(self.rows))]
+        self.player = load(**config.environment)
+        numbers = [{'task': number} for number in range(self.player.tasks)]
         self.dataset = EpochDataset(numbers, config.seed)
-        self.failures = FailureLog(f'environment {config.environment.name}')
+        self.failures = FailureLog('the environment of verifiers')
 
     @classmethod
     def roles(cls, config):
@@ -80,46 +79,33 @@ class Recipe(RecipeBase):
         return dataset_tasks(self.config, self.dataset, step, cursor)
 
     async def episode(self, context, step, task):
-        """Has the environment play one row several times, and returns the rollouts with the rewards of its rubric."""
-        row = self.rows[task.payload['row']]
+        """Has the environment play one task several times, and returns the rollouts with its rewards."""
         samples = range(self.config.solver.samples)
         models = [Model(context, (*task.identity, number)) for number in samples]
-        states = await asyncio.gather(*[self.play(row, model) for model in models])
-        if any(model.rollout is None for model in models):
-            raise TaskDropped('environment_failed')
-        scored = [state for state in states if state is not None]
-        if scored:
-            await self.environment.rubric.score_group(scored)
-        for state in scored:
-            await self.environment.rubric.cleanup(state)
+        games = [self.player.play(task.payload['task'], model) for model in models]
+        ended = await asyncio.gather(*games)
         rows = []
-        for state, model in zip(states, models, strict=True):
-            answers = (str(row['answer']),) if row.get('answer') else ()
-            info = RowInfo(question=Question(model.question, answers, hops=0))
-            row_of = functools.partial(Row, 'solver', model.rollout, group=group_of(task.identity))
-            if state is None:
-                rows.append(row_of(reward=0.0, drop='environment_failed', info=info))
-            else:
-                rows.append(row_of(reward=state['reward'], parts=state['metrics'], info=info))
+        for end, model in zip(ended, models, strict=True):
+            if 'error' in end:
+                self.failures.add(end['error'])
+            if model.rollout is None:
+                raise TaskDropped(FAILED)
+            answers = (str(end['answer']),) if end.get('answer') else ()
+            row = Row(
+                'solver',
+                model.rollout,
+                end.get('reward', 0.0),
+                group_of(task.identity),
+                parts=end.get('parts', {}),
+                drop=FAILED if 'error' in end else None,
+                info=RowInfo(question=Question(model.question, answers, hops=0)),
+            )
+            rows.append(row)
         return Outcome(rows)
-
-    async def play(self, row, model):
-        """Returns the state in which a rollout of the environment ends; None: the environment failed."""
-        try:
-            state = await self.environment.rollout(dict(row), model, 'solver')
-            error = state['error']
-        except (TaskDropped, UserError):
-            raise
-        except Exception as raised:
-            error = raised
-        if error is None:
-            return state
-        self.failures.add(repr(error))
-        return None
 
 
 class Model:
-    """The client of one rollout of an environment: its turns are those of one rollout of the solver.
+    """The model of one rollout of an environment: its turns are those of one rollout of the solver.
 
     Attributes:
       rollout: the solver's rollout so far; None before its first turn.
@@ -134,37 +120,35 @@ class Model:
         self.question = ''
         self.said = []
 
-    async def get_response(self, prompt, *_, **__):
-        """Returns the next turn of the solver as a message, of which the environment reads text and call."""
-        messages = [(message.role, text_of(message)) for message in prompt]
+    async def complete(self, messages):
+        """Returns the next turn of the solver: a message as of a chat completion, and why it ended."""
+        said = [(message['role'], text_of(message)) for message in messages]
         env = self.context.roles['solver'].env
         if self.rollout is None:
-            ask = opening(messages, bool(env.tools))
+            ask = opening(said, bool(env.tools))
             self.question = ask['message']
         else:
-            ask = self.reply(messages, env)
+            ask = self.reply(said, env)
         turns = len(self.rollout.turns) if self.rollout else 0
         try:
             (self.rollout,) = await self.context.ask('solver', (*self.identity, turns), **ask)
         except TaskDropped as full:
             if self.rollout is None:
                 raise
-            raise vf.OverlongPromptError(full.reason) from None
+            # Harnesses know a full context by these words.
+            return {'error': f'maximum context length: {full.reason}'}
         turn = self.rollout.turns[-1]
-        self.said = [*messages, ('assistant', turn.text)]
-        requests = None
+        self.said = [*said, ('assistant', turn.text)]
+        message = {'role': 'assistant', 'content': turn.text}
+        finish = 'stop' if turn.closed else 'length'
         if ends_with_call(turn, env):
             name, arguments, error = env.syntax.read_call(turn.text, env.tools)
             # The environment answers what cannot be read as well.
             body = turn.text if error == 'malformed' else json.dumps(arguments)
-            requests = [ToolRequest(id=f'call_{turns}', name=name, arguments=body)]
-        message = ResponseMessage(
-            content=turn.text,
-            tool_calls=requests,
-            finish_reason='tool_calls' if requests else 'stop' if turn.closed else 'length',
-            is_truncated=not turn.closed,
-        )
-        return Response(id=str(turns), created=0, model='solver', message=message)
+            call = {'id': f'call_{turns}', 'type': 'function'}
+            message['tool_calls'] = [call | {'function': {'name': name, 'arguments': body}}]
+            finish = 'tool_calls'
+        return {'message': message, 'finish_reason': finish}
 
     def reply(self, messages, env):
         """Returns the arguments with which the rollout goes on: what the environment has added, as result or note."""
@@ -172,8 +156,8 @@ class Model:
         text = '\n'.join(text for _, text in messages[known:])
         if messages[:known] != self.said or not text:
             raise UserError(
-                'the environment changed or did not answer what was said before; a rollout goes on only with a '
-                'message behind it, so leave MultiTurnEnv.get_prompt_messages as it is'
+                'the harness changed or did not answer what was said before; a rollout goes on only with a message '
+                'behind it, so choose one that keeps its history'
             )
         turn = self.rollout.turns[-1]
         if not ends_with_call(turn, env):
@@ -181,10 +165,6 @@ class Model:
         call = dataclasses.replace(env.end_turn(turn.text).call, text=text)
         turns = (*self.rollout.turns[:-1], dataclasses.replace(turn, call=call))
         return {'after': dataclasses.replace(self.rollout, turns=turns)}
-
-
-# An environment asks whether it got a client.
-Client.register(Model)
 
 
 def ends_with_call(turn, env):
@@ -208,42 +188,77 @@ def opening(messages, has_tools):
 
 def text_of(message):
     """Returns the text of a message."""
-    if isinstance(message.content, str):
-        return message.content
-    texts = []
-    for part in message.content or ():
-        if part['type'] != 'text':
-            raise UserError(f'the environment wrote {part["type"]}; only text can be read')
-        texts.append(part['text'])
-    return '\n'.join(texts)
+    content = message.get('content') or ''
+    if not isinstance(content, str):
+        raise UserError('the harness wrote a message of several parts; only plain text can be read')
+    return content
 
 
-# ---- loading ---------------------------------------------------------------------------------------
+class Player:
+    """The process in which verifiers plays (`player.py`).
+
+    Attributes:
+      port: where it plays, a rollout per connection.
+      tasks: number of tasks.
+      tools: those of the first request, as servers list them.
+    """
+
+    def __init__(self, python, block):
+        script = pathlib.Path(__file__).with_name('player.py')
+        # In a session of its own, so that Ctrl-C interrupts the run alone. It ends when its input is closed.
+        self.process = subprocess.Popen(
+            [python, str(script), block],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        first = self.process.stdout.readline()
+        if not first:
+            raise UserError(
+                f'config.environment: verifiers cannot play {block} (see the lines above); correct it, or install what '
+                f'is missing for {python}'
+            )
+        first = json.loads(first)
+        self.port, self.tasks, self.tools = first['port'], first['tasks'], first['tools']
+
+    async def play(self, task, model):
+        """Returns how a rollout ended: {'reward', 'parts', 'answer'} or {'error'}."""
+        try:
+            reader, writer = await asyncio.open_connection('127.0.0.1', self.port, limit=2**30)
+        except OSError as error:
+            raise UserError(
+                f'the process of verifiers ended ({error}); see its lines above'
+            ) from None
+        record = task
+        try:
+            while True:
+                writer.write(json.dumps(record).encode() + b'\n')
+                record = json.loads(await reader.readline() or '{"error": "its process ended"}')
+                if 'messages' not in record:
+                    return record
+                record = await model.complete(record['messages'])
+        finally:
+            writer.close()
 
 
 @functools.cache
-def load(name, arguments):
-    """Returns an environment, always the same one for the same arguments, a JSON object."""
-    # An environment sets handlers of its own; those of the run save it.
-    handlers = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+def load(python, block):
+    """Returns the process of an environment, always the same one for the same settings."""
     try:
-        return vf.load_environment(name, **json.loads(arguments))
-    except (ValueError, TypeError, RuntimeError) as error:
+        return Player(python, block)
+    except OSError as error:
         raise UserError(
-            f'config.environment.name={name}, arguments={arguments}: {error}; install it, or correct them'
+            f'config.environment.python={python}: {error}; give the Python in which verifiers is installed'
         ) from None
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
 
 
 class DescribedTool(Tool):
     """A tool of which the environment runs the calls, and the prompt knows name and schema."""
 
-    def __init__(self, definition):
-        self.name = definition.name
-        self.description = definition.description
-        self.parameters = definition.parameters
+    def __init__(self, function):
+        self.name = function['name']
+        self.description = function.get('description', '')
+        self.parameters = function['parameters']
 
     def run(self, calls):
         """Never called: `Model.reply` has the results."""
@@ -252,4 +267,4 @@ class DescribedTool(Tool):
 
 def tools(config, source):
     """Returns the tools of the environment, for `config.tools.names`."""
-    return [DescribedTool(each) for each in load(**config.environment).tool_defs or ()]
+    return [DescribedTool(tool['function']) for tool in load(**config.environment).tools]

@@ -1,97 +1,88 @@
-"""Three environments as the documentation of verifiers writes them: one turn, tools, several turns."""
+"""A taskset and a harness as verifiers has them today; the environment of `config.py`."""
 
-import difflib
+import functools
 
-import verifiers.legacy as vf
-from datasets import Dataset
+import verifiers.v1 as vf
+from openai import AsyncOpenAI, BadRequestError
 
-WORDS = ('river', 'stone', 'candle', 'garden', 'silver', 'window', 'forest', 'bridge')
 BORN = {'Rapon': 'Demas', 'Memon': 'Tromon', 'Reson': 'Troles', 'Ferus': 'Bitas'}
-LETTERS = 'eao'
+MOST_TURNS = 3
+SEARCH = {
+    'name': 'search',
+    'description': 'Finds what is known about somebody.',
+    'parameters': {
+        'type': 'object',
+        'properties': {'query': {'type': 'string', 'description': 'a question or a name'}},
+        'required': ['query'],
+    },
+}
+
+__all__ = ['Birthplaces', 'SearchLoop']
 
 
-def load_environment(kind='words'):
-    """Returns the environment of a kind: words, people or letters."""
-    return {'words': words, 'people': people, 'letters': letters}[kind]()
+class Person(vf.TaskData):
+    """Somebody, and where they were born."""
+
+    answer: str
 
 
-def words():
-    """One turn: write a word backwards."""
+class Birthplace(vf.Task[Person]):
+    """Find where somebody was born."""
 
-    def similarity(completion, answer):
-        return difflib.SequenceMatcher(None, completion[-1]['content'], answer).ratio()
+    @vf.reward
+    async def is_named(self, trace):
+        """Whether the last turn names the town."""
+        return float(self.data.answer in trace.last_reply)
 
-    rows = [{'question': f'Write {word} backwards.', 'answer': word[::-1]} for word in WORDS]
-    return vf.SingleTurnEnv(
-        dataset=Dataset.from_list(rows),
-        system_prompt='Answer with one word.',
-        rubric=vf.Rubric(funcs=[similarity]),
-    )
+    @vf.reward(weight=0.1)
+    async def is_short(self, trace):
+        """Whether there was one search and one answer."""
+        return float(trace.num_turns == 2)
 
 
-def people():
-    """Tools: look up where somebody was born."""
+class Birthplaces(vf.Taskset[Birthplace]):
+    """A task per person."""
 
-    async def search(query: str) -> str:
-        """Finds what is known about somebody.
-
-        Args:
-          query: a question or a name.
-        """
+    def load(self):
         for name, town in BORN.items():
-            if name in query:
-                return f'Doc 1(Title: {name}) {name} was born in {town}.'
-        return 'No passage found.'
-
-    def is_named(completion, answer):
-        return float(answer in completion[-1]['content'])
-
-    def is_shortest(completions) -> list[float]:
-        lengths = [len(completion) for completion in completions]
-        return [float(length == min(lengths)) for length in lengths]
-
-    rows = [
-        {'question': f'Question: What is the birthplace of {name}?', 'answer': town}
-        for name, town in BORN.items()
-    ]
-    return vf.ToolEnv(
-        dataset=Dataset.from_list(rows),
-        tools=[search],
-        max_turns=3,
-        rubric=vf.Rubric(funcs=[is_named, is_shortest], weights=[1.0, 0.1]),
-    )
+            prompt = f'Question: What is the birthplace of {name}?'
+            yield Birthplace(Person(prompt=prompt, answer=town), self.config.task)
 
 
-class Letters(vf.MultiTurnEnv):
-    """Several turns: the next text has to do without another letter."""
+class SearchLoop(vf.Harness):
+    """A loop with one tool, until a turn without a call."""
 
-    async def setup_state(self, state):
-        """Begins with no text."""
-        state['shares'] = []
-        return state
+    EXECUTES_CODE = False
+    NEEDS_CONTAINER = False
 
-    async def env_response(self, messages, state, **kwargs):
-        """Says how it went, and which letter is next."""
-        number = len(state['shares'])
-        state['shares'].append(share_without(LETTERS[number], messages[-1]['content']))
-        if number + 1 == len(LETTERS):
-            state['final_env_response'] = [{'role': 'user', 'content': 'Done.'}]
-            return state['final_env_response']
-        letter = LETTERS[number + 1]
-        return [{'role': 'user', 'content': f'Now a text about it without the letter {letter}.'}]
+    async def launch(self, ctx, trace, runtime, endpoint, secret, mcp_urls, data):
+        """Plays one rollout in this process."""
+        client = AsyncOpenAI(base_url=endpoint, api_key=secret)
+        messages = [{'role': 'user', 'content': data.prompt}]
+        tools = [{'type': 'function', 'function': SEARCH}]
+        ask = functools.partial(client.chat.completions.create, model=ctx.model, tools=tools)
+        for _ in range(MOST_TURNS):
+            try:
+                completion = await ask(messages=messages)
+            except BadRequestError as refusal:
+                # A full context ends the rollout as it is.
+                if 'context length' not in str(refusal):
+                    raise
+                break
+            message = completion.choices[0].message
+            messages.append(message.model_dump(exclude_none=True))
+            for call in message.tool_calls or ():
+                result = found(call.function.arguments)
+                messages.append({'role': 'tool', 'tool_call_id': call.id, 'content': result})
+            if not message.tool_calls:
+                break
+        await client.close()
+        return vf.ProgramResult(exit_code=0, stdout='', stderr='')
 
 
-def share_without(letter, text):
-    """Returns the share of the words of a text that do without a letter."""
-    found = text.lower().split()
-    return sum(letter not in word for word in found) / max(len(found), 1)
-
-
-def letters():
-    """Several turns: texts without a letter."""
-
-    def mean_share(state):
-        return sum(state['shares']) / len(LETTERS)
-
-    rows = [{'question': f'Write about a {word} without the letter e.'} for word in WORDS]
-    return Letters(dataset=Dataset.from_list(rows), rubric=vf.Rubric(funcs=[mean_share]))
+def found(arguments):
+    """Returns what is known about the people that the arguments of a call name."""
+    for name, town in BORN.items():
+        if name in arguments:
+            return f'Doc 1(Title: {name}) {name} was born in {town}.'
+    return 'No passage found.'

@@ -1,32 +1,38 @@
-"""The client through which an environment of verifiers reads the turns of a rollout."""
+"""The model that an environment of verifiers asks: a rollout of the solver, which only grows."""
 
 import asyncio
-import signal
+import json
+import sys
 import types
 
 import numpy as np
 import pytest
 
-vf = pytest.importorskip('verifiers.legacy', reason='pip install zeroplay-jax[verifiers]')
-
-from datasets import Dataset  # noqa: E402
-
-from examples.verifiers_env import recipe, tasks  # noqa: E402
-from zeroplay_jax.rollout.call_syntax import syntax_of  # noqa: E402
-from zeroplay_jax.rollout.environment import TurnEnd  # noqa: E402
-from zeroplay_jax.types import TaskDropped, Trajectory, Turn, UserError  # noqa: E402
+from examples.verifiers_env import recipe
+from zeroplay_jax.rollout.call_syntax import syntax_of
+from zeroplay_jax.rollout.environment import TurnEnd
+from zeroplay_jax.types import TaskDropped, Trajectory, Turn, UserError
 
 CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "Rapon"}}\n</tool_call>'
+SEARCH = {
+    'name': 'search',
+    'parameters': {
+        'type': 'object',
+        'properties': {'query': {'type': 'string'}},
+        'required': ['query'],
+    },
+}
+QUESTION = {'role': 'user', 'content': 'Where was Rapon born?'}
 
 
 class Solver:
     """A context whose solver says the texts of a script, and that notes how it was asked."""
 
-    def __init__(self, environment, *script):
+    def __init__(self, *script):
         self.script = list(script)
         self.asked = []
         syntax = syntax_of('qwen')
-        tools = {each.name: recipe.DescribedTool(each) for each in environment.tool_defs or ()}
+        tools = {'search': recipe.DescribedTool(SEARCH)}
         env = types.SimpleNamespace(
             syntax=syntax,
             tools=tools,
@@ -46,93 +52,96 @@ class Solver:
         return [Trajectory(empty, empty, empty, turns, 'eos', 'solver', 0, (*identity, 0))]
 
 
-def play(environment, *script):
-    solver = Solver(environment, *script)
+def play(script, *added, opening=(QUESTION,)):
+    """(replies, model, requests of the solver) of a harness that adds one message after each turn."""
+    solver = Solver(*script)
     model = recipe.Model(solver, (7,))
-    row = environment.get_dataset()[0]
-    state = asyncio.run(environment.rollout(dict(row), model, 'solver'))
-    return state, model, solver.asked
+
+    async def converse():
+        messages, replies = list(opening), []
+        for new in (None, *added):
+            if new is not None:
+                messages += [replies[-1]['message'], new]
+            replies.append(await model.complete(messages))
+        return replies
+
+    return asyncio.run(converse()), model, solver.asked
 
 
-def test_a_reply_of_the_environment_is_the_result_of_a_call():
-    state, model, asked = play(tasks.people(), CALL, 'He was born in Demas.')
+def result(text):
+    return {'role': 'tool', 'tool_call_id': 'call_0', 'content': text}
+
+
+def test_a_message_of_the_harness_is_the_result_of_a_call():
+    replies, model, asked = play([CALL, 'In Demas.'], result('Rapon was born in Demas.'))
     (_, _, first), (identity, after, options) = asked
-    assert first['message'] == 'Question: What is the birthplace of Rapon?' and not first['system']
+    assert first == {'prompt': 'environment', 'system': '', 'message': QUESTION['content']}
+    (request,) = replies[0]['message']['tool_calls']
+    assert replies[0]['finish_reason'] == 'tool_calls' and request['function']['name'] == 'search'
+    assert json.loads(request['function']['arguments']) == {'query': 'Rapon'}
     assert identity == (7, 1) and options == {}
     call = after.turns[-1].call
     assert call.tool == 'search' and call.arguments == {'query': 'Rapon'} and call.error is None
-    assert call.text == 'Doc 1(Title: Rapon) Rapon was born in Demas.'
-    assert [message.role for message in state['completion']] == ['assistant', 'tool', 'assistant']
+    assert call.text == 'Rapon was born in Demas.'
+    last = {'role': 'assistant', 'content': 'In Demas.'}
+    assert replies[1] == {'message': last, 'finish_reason': 'stop'}
     assert len(model.rollout.turns) == 2
 
 
 @pytest.mark.parametrize(
-    ('text', 'error', 'said'),
+    ('text', 'error'),
     [
-        ('<tool_call>search(Rapon)</tool_call>', 'malformed', 'Expecting value'),
-        ('<tool_call>{"name": "find", "arguments": {}}</tool_call>', 'unknown_tool', 'find'),
-        (CALL.replace('query', 'text'), 'invalid_arguments', 'unexpected keyword'),
+        ('<tool_call>search(Rapon)</tool_call>', 'malformed'),
+        ('<tool_call>{"name": "find", "arguments": {}}</tool_call>', 'unknown_tool'),
+        (CALL.replace('query', 'text'), 'invalid_arguments'),
     ],
 )
-def test_the_environment_also_answers_calls_that_are_refused(text, error, said):
-    _, _, asked = play(tasks.people(), text, 'I do not know.')
+def test_the_harness_also_answers_calls_that_are_refused(text, error):
+    _, _, asked = play([text, 'I do not know.'], result('no such call'))
     call = asked[1][1].turns[-1].call
-    assert call.error == error and call.arguments is None and said in call.text
+    assert call.error == error and call.arguments is None and call.text == 'no such call'
 
 
-def test_a_message_of_the_environment_is_a_note():
-    state, model, asked = play(tasks.letters(), 'A tree.', 'A stone.', 'A hut.')
-    notes = [options.get('note') for _, _, options in asked]
-    assert notes[1:] == [f'Now a text about it without the letter {letter}.' for letter in 'ao']
-    assert len(model.rollout.turns) == 3 and state['shares'] == [0.5, 0.5, 1.0]
+def test_a_message_behind_a_turn_without_a_call_is_a_note():
+    _, model, asked = play(['A tree.', 'A hut.'], {'role': 'user', 'content': 'Without a t.'})
+    assert asked[1][2] == {'note': 'Without a t.'} and asked[1][1].turns == (Turn('A tree.'),)
+    assert len(model.rollout.turns) == 2
 
 
-def test_a_full_slot_ends_the_rollout_and_a_long_prompt_drops_the_task():
-    state, model, _ = play(tasks.letters(), 'A tree.', TaskDropped('prompt_too_long'))
-    assert state['is_truncated'] and len(model.rollout.turns) == 1
+def test_a_full_slot_is_told_to_the_harness_and_a_long_prompt_drops_the_task():
+    full = TaskDropped('context_full')
+    replies, model, _ = play(['A tree.', full], {'role': 'user', 'content': 'And?'})
+    assert replies[1] == {'error': 'maximum context length: context_full'}
+    assert len(model.rollout.turns) == 1
     with pytest.raises(TaskDropped, match='prompt_too_long'):
-        play(tasks.letters(), TaskDropped('prompt_too_long'))
+        play([TaskDropped('prompt_too_long')])
 
 
 def test_history_that_changes_is_refused():
-    class Forgetful(tasks.Letters):
-        async def get_prompt_messages(self, state):
-            messages = await super().get_prompt_messages(state)
-            return messages if not state['trajectory'] else messages[1:]
-
-    row = {'question': 'Write.', 'answer': ''}
-    environment = Forgetful(dataset=Dataset.from_list([row]), rubric=vf.Rubric())
-    with pytest.raises(UserError, match='leave MultiTurnEnv.get_prompt_messages as it is'):
-        play(environment, 'A tree.', 'A stone.')
-
-
-def test_examples_of_turns_in_a_prompt_are_refused():
-    shown = [{'role': 'user', 'content': 'a'}, {'role': 'assistant', 'content': 'b'}]
-    environment = vf.SingleTurnEnv(
-        dataset=Dataset.from_list([{'question': 'c', 'answer': ''}]), few_shot=shown
-    )
-    with pytest.raises(UserError, match='begins with messages of user, assistant, user'):
-        play(environment, 'd')
+    model = recipe.Model(Solver('A tree.', 'A stone.'), (7,))
+    asyncio.run(model.complete([QUESTION]))
+    summary = {'role': 'user', 'content': 'So far: a tree.'}
+    with pytest.raises(UserError, match='choose one that keeps its history'):
+        asyncio.run(model.complete([summary]))
 
 
 @pytest.mark.parametrize(
-    ('name', 'arguments', 'problem'),
+    ('opening', 'problem'),
     [
-        ('no_such_environment', '{}', 'Could not import'),
-        ('examples.verifiers_env.tasks', '{"kind": "chess"}', "'chess'"),
-        ('examples.verifiers_env.tasks', '{kind: words}', 'Expecting property name'),
-        ('examples.verifiers_env.tasks', '[]', 'must be a mapping'),
+        ([QUESTION, {'role': 'assistant', 'content': 'b'}, QUESTION], 'user, assistant, user'),
+        ([{'role': 'user', 'content': [{'type': 'image_url'}]}], 'only plain text can be read'),
     ],
 )
-def test_an_environment_that_cannot_be_loaded_is_named(name, arguments, problem):
-    with pytest.raises(UserError, match='install it, or correct them') as refused:
-        recipe.load(name, arguments)
-    assert f'config.environment.name={name}' in str(refused.value) and problem in str(refused.value)
+def test_openings_that_no_prompt_has_are_refused(opening, problem):
+    with pytest.raises(UserError, match=problem):
+        play(['d'], opening=opening)
 
 
-def test_handlers_of_signals_stay_those_of_the_run():
-    before = signal.getsignal(signal.SIGTERM)
-    recipe.load.cache_clear()
-    environment = recipe.load('examples.verifiers_env.tasks', '{"kind": "words"}')
-    assert signal.getsignal(signal.SIGTERM) is before
-    assert isinstance(environment, vf.SingleTurnEnv)
+@pytest.mark.parametrize(
+    ('python', 'problem'),
+    [('no/such/python', 'in which verifiers is installed'), (sys.executable, 'cannot play {}')],
+)
+def test_an_environment_that_cannot_be_played_is_named(python, problem):
+    with pytest.raises(UserError) as refused:
+        recipe.load(python, '{}')
+    assert problem in str(refused.value) and python in str(refused.value)

@@ -1,8 +1,14 @@
-"""The examples in which an environment of another library plays: they learn; killed, they end with the same bits."""
+"""The examples in which an environment of another library plays: they learn, and runs of them have the same bits."""
 
 import contextlib
+import pathlib
+import re
+import subprocess
+import sys
+import sysconfig
 import threading
 import time
+import tomllib
 
 import example_runs
 import killed_runs
@@ -11,7 +17,7 @@ from run_files import check_same_run, lines
 
 from zeroplay_jax.training import loop
 
-CASES = ['people', 'letters', 'words', 'openenv']
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 @contextlib.contextmanager
@@ -35,20 +41,9 @@ def serving():
         thread.join()
 
 
-@pytest.fixture(scope='module', params=CASES)
-def make_config(request):
-    """Makes the config of a case."""
-    kind = request.param
-    if kind != 'openenv':
-        pytest.importorskip('verifiers', reason='pip install zeroplay-jax[verifiers]')
-
-        def make():
-            config = example_runs.make_config('verifiers_env')
-            config.environment.arguments = f'{{"kind": "{kind}"}}'
-            return config
-
-        yield kind, make
-        return
+@pytest.fixture(scope='module')
+def make_config():
+    """Makes the config of the example with OpenEnv."""
     pytest.importorskip('openenv', reason='pip install zeroplay-jax[openenv]')
     with serving() as url:
 
@@ -57,43 +52,90 @@ def make_config(request):
             config.openenv.url = url
             return config
 
-        yield kind, make
+        yield make
 
 
 @pytest.fixture(scope='module')
 def whole(make_config, tmp_path_factory):
-    kind, make = make_config
-    workdir = tmp_path_factory.mktemp(kind) / 'whole'
-    loop.run(make(), workdir)
+    workdir = tmp_path_factory.mktemp('openenv') / 'whole'
+    loop.run(make_config(), workdir)
     return workdir
 
 
-def test_an_environment_trains_three_steps(make_config, whole):
-    kind, _ = make_config
-    steps = [record for record in lines(whole) if record['phase'] == 'solver']
-    assert len(steps) == 3 and any(step.get('solver/gradient_norm', 0.0) > 0 for step in steps)
+def check_steps(workdir, count):
+    """Returns the rows of a run with so many steps, of which one taught and none lost a rollout."""
+    steps = [record for record in lines(workdir) if record['phase'] == 'solver']
+    assert len(steps) == count
+    assert any(step.get('solver/gradient_norm', 0.0) > 0 for step in steps)
     assert all(step['dropped_episodes'] == 0 for step in steps)
-    rows = [row for row in lines(whole, 'trajectories.jsonl') if row['phase'] == 'solver']
-    assert not any(row['drop'] for row in rows)
-    replies = [[s['text'] for s in row['segments'] if s['source'] == 'env'] for row in rows]
-    begins = {'people': 'information>Doc 1', 'letters': 'Now a text', 'openenv': 'Now with'}
-    if kind == 'words':
-        assert not any(replies)
-        prompts = {row['segments'][0]['text'].split('backwards')[0] for row in rows}
-        assert all('<|im_start|>system\nAnswer with one word.' in text for text in prompts)
-        return
-    assert any(begins[kind] in text for texts in replies for text in texts)
-    turns = {'people': {1, 2, 3}, 'letters': {3}, 'openenv': {3}}[kind]
-    assert {len(row['turns']) for row in rows} <= turns
-    if kind == 'people':
-        calls = [call for row in rows for call in row['turns'] if call]
-        assert any(call['text'].startswith('Doc 1') for call in calls)
+    rows = [row for row in lines(workdir, 'trajectories.jsonl') if row['phase'] == 'solver']
+    assert rows and not any(row['drop'] for row in rows)
+    return rows
+
+
+def replies(row):
+    return [segment['text'] for segment in row['segments'] if segment['source'] == 'env']
+
+
+def test_a_server_of_openenv_trains_three_steps(whole):
+    rows = check_steps(whole, 3)
+    assert all('Now with' in text for row in rows for text in replies(row))
+    assert {len(row['turns']) for row in rows} == {3}
 
 
 @pytest.mark.long
 def test_a_killed_run_ends_with_the_same_bits(make_config, whole, tmp_path, monkeypatch):
-    _, make = make_config
     killed = tmp_path / 'killed'
-    killed_runs.run_until(2, monkeypatch, make(), killed)
-    loop.run(make(), killed)
+    killed_runs.run_until(2, monkeypatch, make_config(), killed)
+    loop.run(make_config(), killed)
     check_same_run(whole, killed)
+
+
+def environment_with(folder, requirement):
+    """The Python of a new environment with a package; the test skips where no registry has it."""
+    subprocess.run([sys.executable, '-m', 'venv', folder], check=True)
+    python = folder / 'bin' / 'python'
+    command = [python, '-m', 'pip', 'install', '--quiet', '--disable-pip-version-check']
+    done = subprocess.run([*command, requirement], capture_output=True, text=True, timeout=900)
+    if done.returncode:
+        assert 'conflicting dependencies' not in done.stderr
+        pytest.skip(f'{requirement} cannot be installed: {done.stderr.strip().splitlines()[-1]}')
+    return python
+
+
+@pytest.mark.long
+@pytest.mark.fault('nov29-D5', 'a taskset and a harness of verifiers 0.4')
+def test_an_environment_of_verifiers_of_today_trains_two_steps(tmp_path, user_reads):
+    readme = (ROOT / 'examples' / 'verifiers_env' / 'README.md').read_text()
+    (requirement,) = re.findall(r'pip install (verifiers==\S+)', readme)
+    config = example_runs.make_config('verifiers_env')
+    config.environment.python = str(environment_with(tmp_path / 'python', requirement))
+    config.solver.steps = 2
+    runs = [tmp_path / name for name in ('one', 'other')]
+    for workdir in runs:
+        loop.run(config.copy_and_resolve_references(), workdir)
+    rows = check_steps(runs[0], 2)
+    assert {len(row['turns']) for row in rows} <= {1, 2, 3}
+    assert any('information>Doc 1' in text for row in rows for text in replies(row))
+    calls = [call for row in rows for call in row['turns'] if call]
+    assert any(call['text'].startswith('Doc 1') for call in calls)
+    assert {name for row in rows for name in row['parts']} == {'is_named', 'is_short'}
+    check_same_run(*runs)
+    user_reads(f'right: {len(rows)} rollouts trained, parts is_named and is_short')
+
+
+@pytest.mark.long
+@pytest.mark.fault('nov29-D7', 'the extra openenv under its live name')
+def test_the_extra_openenv_plays_its_example(tmp_path, user_reads):
+    extras = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project'][
+        'optional-dependencies'
+    ]
+    (requirement,) = extras['openenv']
+    python = environment_with(tmp_path / 'python', requirement)
+    # All else is that of this environment; its own packages come first.
+    (packages,) = (tmp_path / 'python').glob('lib/python*/site-packages')
+    (packages / 'shared.pth').write_text(sysconfig.get_path('purelib') + '\n')
+    command = [python, '-m', 'pytest', '-q', '-m', 'not long', '-p', 'no:cacheprovider', __file__]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0 and '1 passed' in done.stdout, done.stdout
+    user_reads(f'right: three steps with {requirement}')

@@ -3,9 +3,12 @@
 import example_runs
 import killed_runs
 import pytest
+from nat.atif import Trajectory
 from run_files import check_same_run, lines
 
 from examples.folding import recipe
+from zeroplay_jax import export
+from zeroplay_jax.evaluation import atif
 from zeroplay_jax.training import loop
 
 
@@ -44,6 +47,23 @@ def test_rollouts_fold_and_are_trained_with_all_their_contexts(whole):
     notes = [s['text'] for row in logged for s in row['segments'] if s['source'] == 'env']
     assert any(recipe.SUM_UP in text for text in notes)
     assert any(recipe.GO_ON in text for text in notes)
+
+
+@pytest.mark.fault('nov29-D6', 'export --trajectories of a run whose recipe speaks between turns')
+def test_what_a_recipe_says_between_turns_is_a_step_of_a_user(whole, tmp_path, user_reads):
+    workdir, _ = whole
+    out = tmp_path / 'documents'
+    assert export.main([str(workdir), '--trajectories', '--out', str(out)]) == 0
+    said = []
+    for path in atif.paths(out):
+        document = Trajectory.model_validate_json(path.read_text())
+        # The first step is the prompt.
+        said += [step.message for step in document.steps[1:] if step.source == 'user']
+        observed = [step.observation for step in document.steps if step.observation]
+        contents = [result.content for each in observed for result in each.results]
+        assert not any('<|im_' in text or recipe.SUM_UP in text for text in contents)
+    assert set(said) == {recipe.SUM_UP, recipe.GO_ON}
+    user_reads(f'right: a step of source user: {recipe.GO_ON}')
 
 
 @pytest.mark.long

@@ -1,7 +1,8 @@
 """Rollouts as ATIF documents (Agent Trajectory Interchange Format, Harbor's RFC 0001), written and read.
 
 A step of the agent is one turn of the policy: the exact text, markup included, the tool call in it, and as observation
-what the environment inserted after it. The format has no field for rewards; ours stand in `extra`.
+the result, without the chat template's text around it. What a recipe or an environment says between turns is a step of
+a user. The format has no field for rewards; ours stand in `extra`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ VERSION = 'ATIF-v1.7'
 # Author of a step → author of its text in the report.
 _AUTHORS = {'system': 'prompt', 'user': 'prompt', 'agent': 'policy'}
 # Fields of a record that stand elsewhere in its document.
-_ELSEWHERE = ('segments', 'turns', 'turn_rewards', 'run', 'role')
+_ELSEWHERE = ('segments', 'turns', 'turn_rewards', 'notes', 'run', 'role')
 # Type of the fields of a record that a document keeps in its `extra`.
 _KEPT: dict[str, Any] = {
     'system': str,
@@ -63,21 +64,25 @@ def to_document(
     # Logs of earlier versions have no `turns`.
     calls = iter(record.get('turns') or ())
     turn_rewards = iter(record.get('turn_rewards') or ())
-    call, call_id = None, ''
+    notes = iter(record.get('notes') or ())
+    call, call_id, note = None, '', ''
     for segment in record['segments']:
         source, text = segment['source'], segment['text']
         if source == 'policy':
-            call = next(calls, None)
+            call, note = next(calls, None), next(notes, '')
             call_id = f'call_{len(steps) + 1}'
             steps.append(_agent_step(text, call, call_id, next(turn_rewards, None)))
-        elif source == 'env' and steps and steps[-1]['source'] == 'agent':
+        elif source == 'env' and call_id and not note:
             results = steps[-1].setdefault('observation', {'results': []})['results']
-            results.append(_result(text, call, call_id))
+            results.append(_result(segment.get('message', text), call, call_id))
         else:
-            steps.append({'source': 'user' if source == 'prompt' else 'system', 'message': text})
+            steps.append({'source': 'user', 'message': note or text})
     agent = {'name': record['role'], 'version': version}
     if tools:
-        functions = [{'name': name} | _schema(tool) for name, tool in tools.items()]
+        functions = [
+            {'name': name, 'description': tool['description'], 'parameters': tool['parameters']}
+            for name, tool in tools.items()
+        ]
         agent['tool_definitions'] = [{'type': 'function', 'function': one} for one in functions]
     return {
         'schema_version': VERSION,
@@ -121,10 +126,6 @@ def _result(text: str, call: dict[str, Any] | None, call_id: str) -> dict[str, A
         if documents:
             result['extra'] = {'documents': documents}
     return result
-
-
-def _schema(tool: dict[str, Any]) -> dict[str, Any]:
-    return {key: tool[key] for key in ('description', 'parameters') if key in tool}
 
 
 # ---- reading ---------------------------------------------------------------------------------------
@@ -180,7 +181,8 @@ def _records(
                 f'{path}: step {number} must be an object whose "source" is one of {", ".join(_AUTHORS)}'
             )
         text = _text(step.get('message'))
-        task = task or (text if step['source'] == 'user' else '')
+        if step['source'] == 'user':
+            task = task or text
         for segment, call in _segments(step, text):
             segments.append(segment)
             if segment['source'] == 'policy':
@@ -196,17 +198,17 @@ def _records(
     info: dict[str, Any] = {
         'question': ' '.join(task.split())[:_QUESTION_LENGTH],
         'file': str(path),
+        'agent_version': agent.get('version'),
+        'agent_model_name': agent.get('model_name'),
     }
-    for name in ('version', 'model_name'):
-        info[f'agent_{name}'] = agent.get(name)
     for name in ('session_id', 'trajectory_id', 'notes', 'continued_trajectory_ref'):
         info[name] = document.get(name)
     info |= _object(document.get('final_metrics'))
-    fields = {'step': 0, 'phase': 'rollouts', 'reward': reward, 'advantage': None, 'drop': None}
     # Each is a task of its own.
-    fields['group'] = str(path)
+    task_fields = {'group': str(path), 'step': 0, 'phase': 'rollouts', 'reward': reward}
     yield (
-        fields
+        task_fields
+        | {'advantage': None, 'drop': None}
         | kept
         | {
             'role': str(agent.get('name', 'agent')),
@@ -230,10 +232,10 @@ def _segments(
     if step.get('reasoning_content'):
         text = f'<think>{step["reasoning_content"]}</think>{text}'
     calls = [_call(call) for call in _list(step.get('tool_calls')) if isinstance(call, dict)]
-    yield {'source': author, 'text': text}, calls[0] if calls else None
     # A step may have several calls; one stands behind each piece of the policy's text.
-    for call in calls[1:]:
-        yield {'source': author, 'text': ''}, call
+    for call in calls or (None,):
+        yield {'source': author, 'text': text}, call
+        text = ''
     for result in _list(_object(step.get('observation')).get('results')):
         content = _object(result)
         found = _text(content.get('content'))

@@ -84,8 +84,9 @@ def write_report(
         if not target.parent.is_dir():
             raise UserError(f'{target}: folder {target.parent} does not exist; create it first')
     if target.is_dir():
-        example = target / 'report.html'
-        raise UserError(f'{target} is a folder; pass the path of a file, for example {example}')
+        raise UserError(
+            f'{target} is a folder; pass the path of a file, for example {target / "report.html"}'
+        )
     write_text(target, render(read_runs(workdirs)))
     return target
 
@@ -176,10 +177,17 @@ def _read_documents(place: Path, documents: Sequence[Path]) -> dict[str, Any]:
     trajectories = []
     for path in documents:
         trajectories += atif.read(path)
-    empty: dict[str, Any] = {'summary': {}, 'config': {}, 'metrics': [], 'alarms': [], 'notes': []}
-    texts = _intern_texts(trajectories)
-    described = {'name': place.resolve().name, 'documents': len(documents)}
-    return empty | described | {'trajectories': trajectories, 'texts': texts}
+    return {
+        'name': place.resolve().name,
+        'summary': {},
+        'config': {},
+        'metrics': [],
+        'trajectories': trajectories,
+        'texts': _intern_texts(trajectories),
+        'alarms': [],
+        'documents': len(documents),
+        'notes': [],
+    }
 
 
 def _intern_texts(trajectories: list[dict[str, Any]]) -> list[str]:

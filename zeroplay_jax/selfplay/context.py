@@ -472,7 +472,7 @@ class RolloutContext:
                 f'rollout {before.identity} has ended, and a turn would follow its last one directly; give ask a note, '
                 'or keep the turns before'
             )
-        before = continuing.replied(before, env, reply)
+        before = continuing.replied(before, env, reply, note)
         if len(before.tokens) >= self.scheduler.pools[request.weights].context:
             raise TaskDropped('context_full')
         version = request.version

@@ -163,8 +163,7 @@ def _export(
         folder = parent / name
         # The first process decides for all, because `save` is a collective call. A folder that exists is complete
         # (`hf.save` renames it) and current (`run_folder.remove_exports`).
-        exists = hosts.gather(folder.exists())[0]
-        if exists:
+        if hosts.gather(folder.exists())[0]:
             continue
         with progress.clock(f'export {name}', shows_progress):
             start, prompts = context.folder, context.rollouts.prompts
@@ -343,7 +342,7 @@ def _selected(rows: Sequence[Row], limit: int) -> list[Row]:
     questions_of_kind: dict[tuple, list[list[Row]]] = {}
     for rollouts in rollouts_of_question.values():
         question = rollouts[0].info.question
-        hops = None if question is None else question.hops
+        hops = question and question.hops
         # The kind distinguishes questions from open tasks, and hop counts; an evaluation may have all of them.
         kind = ('rubrics' in rollouts[0].parts, hops)
         questions_of_kind.setdefault(kind, []).append(rollouts)
@@ -357,23 +356,28 @@ def _selected(rows: Sequence[Row], limit: int) -> list[Row]:
 
 
 def trajectory_record(recipe: str, context: RolloutContext, step: Step, row: Row) -> Json:
-    """Returns the record of one rollout, with its text in segments of one author each."""
+    """Returns the record of one rollout, with its text in segments of one author each.
+
+    The result of a call that is a message of the chat template also stands without the template's text, as 'message'.
+    """
     trajectory = row.trajectory
-    codec = context.roles[row.role].env.codec
+    env = context.roles[row.role].env
+    codec = env.codec
     question = row.info.question
     teacher_prompt = None
     if row.teacher_prompt is not None:
         teacher_prompt = codec.decode(row.teacher_prompt)
     # The identity of the task in which the question was made, by which its proposal can be found in the log; None for
     # questions from outside the run.
-    parent = None
-    if question is not None:
-        parent = question.origin.get('task')
+    parent = question and question.origin.get('task')
     # The report distinguishes the authors: prompt, policy and environment.
-    segments = [
-        {'source': span['source'], 'text': span['text']} for span in text_spans(codec, trajectory)
-    ]
-    advantage = row.advantage
+    segments = list(text_spans(codec, trajectory))
+    for segment in segments:
+        del segment['tokens']
+        if env.tools and env.syntax.writes_messages and segment['source'] == 'env':
+            roles = ('user', 'assistant', codec.template.tool_role)
+            *_, before, behind = codec.template.layout(roles).between
+            segment['message'] = segment['text'].removeprefix(before).removesuffix(behind)
     record = {
         'system': recipe,
         'step': step.number,
@@ -388,7 +392,7 @@ def trajectory_record(recipe: str, context: RolloutContext, step: Step, row: Row
         'group': row.group,
         'reward': row.reward,
         'parts': row.parts,
-        'advantage': advantage.tolist() if isinstance(advantage, np.ndarray) else advantage,
+        'advantage': np.asarray(row.advantage).tolist(),
         'drop': row.drop,
         'finish': trajectory.finish,
         'info': row.info.to_json(),
@@ -396,6 +400,9 @@ def trajectory_record(recipe: str, context: RolloutContext, step: Step, row: Row
         'turns': [_call_record(turn.call) for turn in trajectory.turns],
         'segments': segments,
     }
+    notes = [turn.note for turn in trajectory.turns]
+    if any(notes):
+        record['notes'] = notes
     if row.turn_rewards is not None:
         earned = row.turn_rewards.tolist()
         record['turn_rewards'] = [None if np.isnan(reward) else reward for reward in earned]
