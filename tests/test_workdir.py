@@ -8,7 +8,7 @@ from python_process import ROOT, config_flags, run_python
 from refused_calls import check_table
 from run_records import begin, change_record, stored_config
 
-from zeroplay_jax.configs import dspo, english, quickstart
+from zeroplay_jax.configs import english, quickstart
 from zeroplay_jax.configuration import command_line, fields, places, planning
 from zeroplay_jax.configuration.fields import read_stored_config
 from zeroplay_jax.evaluation import report_builder
@@ -17,7 +17,7 @@ from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.runtime import workdir as run_workdir
 from zeroplay_jax.runtime.log import MetricsWriter
 from zeroplay_jax.runtime.workdir import WorkdirError, claim
-from zeroplay_jax.settings import kinds, schema
+from zeroplay_jax.settings import kinds
 from zeroplay_jax.training import run_folder
 from zeroplay_jax.types import UserError
 
@@ -91,15 +91,6 @@ def test_a_field_that_an_earlier_version_lacked_has_its_default(tmp_path):
     del stored['compilation'], stored['checkpoint']['best']
     change_record(tmp_path / 'another', config=stored)
     fields.check(tmp_path / 'another', config)
-
-
-def test_the_record_of_a_recipe_without_a_pool_may_have_its_defaults(tmp_path):
-    config = dspo.get_config('mini')
-    begin(tmp_path, config)
-    stored = stored_config(tmp_path)
-    assert 'pool' not in stored
-    change_record(tmp_path, config=stored | {'pool': schema.Pool().model_dump()})
-    fields.check(tmp_path, config)
 
 
 # Names in place of paths

@@ -1,6 +1,5 @@
 """Every mistake in a value of a config is one line that names it."""
 
-import copy
 import json
 import math
 import pathlib
@@ -10,9 +9,7 @@ import config_checks
 import pydantic
 import pytest
 from config_checks import FILES, ROOT, message
-from ml_collections import ConfigDict
 from refused_calls import check_table
-from run_records import write_record
 
 from zeroplay_jax.configs import (
     ablations,
@@ -25,11 +22,9 @@ from zeroplay_jax.configs import (
     ssp,
 )
 from zeroplay_jax.configuration import command_line, fields, places, rules
-from zeroplay_jax.configuration.fields import read_stored_config
 from zeroplay_jax.policy.adapter_config import CONFIG_FILE, AdapterConfig
-from zeroplay_jax.runtime import workdir
 from zeroplay_jax.selfplay import recipe as recipes
-from zeroplay_jax.settings import renamed, schema
+from zeroplay_jax.settings import schema
 from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, ConfigError, Section
 
 PAGES = [(quickstart, ())] + [
@@ -99,23 +94,6 @@ def test_the_config_has_exactly_the_fields_of_the_schema_and_each_is_documented(
         assert not isinstance(value, float) or math.isfinite(value), name
 
 
-@pytest.mark.parametrize('old', renamed.RENAMED_FIELDS)
-def test_a_field_of_an_earlier_version_is_refused_with_its_new_name(sound, old):
-    new = renamed.RENAMED_FIELDS[old]
-    with pytest.raises(ConfigError, match='renamed') as caught:
-        command_line.parse_flags(['main', f'--config.{old}=1'])
-    line = str(caught.value)
-    assert line == f'config.{old}: renamed; it is config.{new} now'
-    names = fields.leaves(fields.fields_of_all())
-    assert old not in names and new.split(' ')[0] in names
-    section, _, field = old.partition('.')
-    with sound.unlocked():
-        if section not in sound:
-            sound[section] = ConfigDict()
-        sound[section][field] = 1
-    assert message(sound) == line
-
-
 def test_the_built_in_checkpoint_says_how_it_is_made(sound, monkeypatch, tmp_path):
     monkeypatch.setattr(places, 'BUILT_IN_CHECKPOINT', tmp_path / 'gone')
     sound.policy.path = ''
@@ -179,43 +157,6 @@ def test_the_last_flag_of_a_field_counts(user_reads):
     user_reads('right: the last one counts')
 
 
-def test_a_run_of_an_earlier_version_goes_on_with_the_values_of_renamed_fields(sound, tmp_path):
-    config = sound.to_dict()
-    config['tools']['mcp_url'] = config['tools'].pop('mcp_servers')
-    write_record(tmp_path, config)
-    workdir.check(tmp_path, sound.to_dict())
-    stored_config = read_stored_config(tmp_path)
-    assert stored_config.tools.mcp_servers == sound.tools.mcp_servers
-    config['tools']['mcp_url'] = 'http://elsewhere/mcp'
-    write_record(tmp_path, config)
-    with pytest.raises(workdir.WorkdirError, match='mcp_servers'):
-        workdir.check(tmp_path, sound.to_dict())
-
-
-@pytest.mark.parametrize('name', renamed.REMOVED_FIELDS)
-def test_a_field_that_is_gone_says_what_to_do_instead(sound, tmp_path, name):
-    neutral, advice = renamed.REMOVED_FIELDS[name]
-    with pytest.raises(ConfigError) as refusal:
-        fields.check_name(name, sound)
-    assert str(refusal.value) == f'config.{name}: is gone; {advice}'
-    # A run of an earlier version goes on where the field did nothing; its policy can be asked and exported anyway.
-    section, _, field = name.rpartition('.')
-    current = sound.to_dict()
-    for value, is_resumed in ((neutral, True), ('another', False)):
-        stored = copy.deepcopy(current)
-        inner = stored
-        for part in section.split('.'):
-            inner = inner.setdefault(part, {})
-        inner[field] = value
-        write_record(tmp_path, stored)
-        assert read_stored_config(tmp_path) is not None
-        if is_resumed:
-            workdir.check(tmp_path, current)
-        else:
-            with pytest.raises(workdir.WorkdirError, match=f'{name} \\(there another, now None'):
-                workdir.check(tmp_path, current)
-
-
 def test_a_frozen_config_reads_as_the_one_of_the_user():
     config = fields.config('drzero', 'mini')
     frozen = fields.frozen(config)
@@ -227,13 +168,6 @@ def test_a_frozen_config_reads_as_the_one_of_the_user():
         frozen['no_section']
     with pytest.raises(pydantic.ValidationError):
         frozen.seed = 1
-
-
-def test_a_level_of_an_alarm_says_how_it_is_given(sound):
-    with pytest.raises(ConfigError) as refusal:
-        fields.check_name('alarms.entropy.stop', sound)
-    line = 'config.alarms.entropy.stop: is gone; set config.alarms.entropy=(warn, stop, steps)'
-    assert str(refusal.value) == line
 
 
 def write_files(folder):

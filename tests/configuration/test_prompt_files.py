@@ -12,7 +12,6 @@ from zeroplay_jax.evaluation import question_sets
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.runtime import record
 from zeroplay_jax.settings.kinds import PACKAGE, PROMPT_SETS, prompts_name, prompts_text
-from zeroplay_jax.settings.renamed import with_new_names
 from zeroplay_jax.settings.schema import Config
 
 EXAMPLE = pathlib.Path(__file__).parents[2] / 'configs' / 'drzero_prompts.toml'
@@ -137,7 +136,3 @@ def test_records_and_results_name_prompts_by_their_hash(tmp_path):
     assert settings['context'] == run.sampler.context
     assert settings['prompts'] == prompts_name(SOLVER)
     assert hashlib.sha256(path.read_bytes()).hexdigest()[:16] in settings['prompts']
-
-
-def test_runs_of_earlier_versions_called_our_full_prompts_paper():
-    assert with_new_names({'prompts': 'paper'}) == {'prompts': 'full'}

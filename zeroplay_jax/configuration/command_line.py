@@ -33,7 +33,6 @@ from zeroplay_jax.runtime import signals
 from zeroplay_jax.runtime.workdir import check_is_folder
 from zeroplay_jax.selfplay.recipe import recipe_class
 from zeroplay_jax.settings.kinds import CONFIGS, ConfigError, fail, is_server
-from zeroplay_jax.settings.renamed import OLD_FIELDS
 from zeroplay_jax.types import Preempted, TrainingStopped, UserError
 
 NO_WORKDIR = 'no folder for the run; give --workdir=FOLDER, such as --workdir=runs/first'
@@ -250,7 +249,7 @@ def check_arguments(argv: Sequence[str], chosen_recipe: str | None) -> None:
             name = flag.split('.', 1)[1]
             # A field of an unknown section may belong to an external recipe, whose fields are known only when the
             # config file is loaded; `_check_recipe_fields` checks it then.
-            if name.split('.')[0] in schema or '.' not in name or name in OLD_FIELDS:
+            if name.split('.')[0] in schema or '.' not in name:
                 fields.check_name(name, schema)
 
 

@@ -36,7 +36,6 @@ from zeroplay_jax.settings.kinds import (
     leaves,
     warn_once,
 )
-from zeroplay_jax.settings.renamed import REMOVED_FIELDS, RENAMED_FIELDS, with_new_names
 from zeroplay_jax.settings.schema import (
     DISTILL_FIELDS,
     FILTER_FIELDS,
@@ -233,15 +232,8 @@ def check_name(path: str, schema: ConfigDict) -> None:
     """Refuses a dotted name that is not in the schema.
 
     Raises:
-      ConfigError: one line, which suggests a field of similar spelling or gives the new name.
+      ConfigError: one line, which suggests a field of similar spelling.
     """
-    if path in RENAMED_FIELDS:
-        raise ConfigError(f'config.{path}: renamed; it is config.{RENAMED_FIELDS[path]} now')
-    if path in REMOVED_FIELDS:
-        raise ConfigError(f'config.{path}: is gone; {REMOVED_FIELDS[path][1]}')
-    alarm, _, level_name = path.rpartition('.')
-    if alarm.startswith('alarms.') and level_name in ('warn', 'stop', 'steps'):
-        raise ConfigError(f'config.{path}: is gone; set config.{alarm}=(warn, stop, steps)')
     if not _has(schema, path):
         _refuse_field_of_another(path, schema)
     level: Any = schema
@@ -365,7 +357,7 @@ def _check_complete(config: ConfigDict) -> None:
     missing = [name for name in leaves(common) if not _has(config, name)]
     if not missing:
         return
-    # A renamed field is not reported as a missing one.
+    # A misspelt field is not reported as a missing one.
     schema = fields_of_all(config.get('recipe'))
     for name in leaves(config):
         check_name(name, schema)
@@ -536,20 +528,18 @@ def read_stored_config(workdir: pathlib.Path) -> ConfigDict | None:
 
     Raises:
       WorkdirError, ConfigError: one line; the record cannot be read, its recipe cannot be imported, or it has a field
-        that this version does not have, with its new name if it was renamed, or a value of another type.
+        that this version does not have, or a value of another type.
     """
     record = run_record.read(workdir)
     if record is None:
         return None
-    stored = with_new_names(record.config)
     # The values are written into the defaults, so that fields added since then have a value.
     try:
-        config = default_config(stored['recipe'])
-        known = leaves(_model_of(config)()) | leaves(fields_of_all(stored['recipe']))
-        for name, value in leaves(stored).items():
-            # What is gone concerned training, and the policy of such a run can still be asked and exported. A record
-            # also has fields that its recipe does not read.
-            if name in REMOVED_FIELDS or (name in known and not _has(config, name)):
+        config = default_config(record.config['recipe'])
+        known = leaves(_model_of(config)()) | leaves(fields_of_all(record.config['recipe']))
+        for name, value in leaves(record.config).items():
+            # A record may have fields that its recipe does not read.
+            if name in known and not _has(config, name):
                 continue
             check_name(name, config)
             # Built-in checkpoints are stored by name. Lists of a config are tuples, which JSON does not have.
@@ -560,8 +550,8 @@ def read_stored_config(workdir: pathlib.Path) -> ConfigDict | None:
             config.update_from_flattened_dict({name: value})
     except recipes.NoSuchRecipe:
         raise ConfigError(
-            f'{workdir / run_record.FILE_NAME}: its recipe {stored["recipe"]} cannot be imported from here; run the '
-            'command in the folder that has it, or name that folder in PYTHONPATH'
+            f'{workdir / run_record.FILE_NAME}: its recipe {record.config["recipe"]} cannot be imported from here; run '
+            'the command in the folder that has it, or name that folder in PYTHONPATH'
         ) from None
     except (ConfigError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(

@@ -10,7 +10,6 @@ from typing import Any
 
 from zeroplay_jax.selfplay.recipe import BUILT_IN, recipe_class
 from zeroplay_jax.settings.kinds import Section
-from zeroplay_jax.settings.renamed import REMOVED_FIELDS, RENAMED_FIELDS
 from zeroplay_jax.settings.schema import Run, TrainedRole
 
 _INTRODUCTION = """# Configuration
@@ -48,23 +47,7 @@ def reference() -> str:
         attributes = vars(recipe_class(recipe))
         for name, settings in attributes.get('settings', {}).items():
             sections.append(_section(name, settings))
-    sections.append(_old_names())
     return '\n'.join(sections)
-
-
-def _old_names() -> str:
-    """Returns the table of fields that were renamed or are gone."""
-    lines = ['## Old names', '', '| old | new |', '|---|---|']
-    for old_name, new_name in RENAMED_FIELDS.items():
-        lines.append(f'| `{old_name}` | `{new_name}` |')
-    names_by_advice: dict[str, list[str]] = {}
-    for name, (_, advice) in REMOVED_FIELDS.items():
-        names_by_advice.setdefault(advice, []).append(f'`{name}`')
-    for advice, names in names_by_advice.items():
-        lines.append(f'| {", ".join(names)} | gone: {advice} |')
-    # An empty line ends the table.
-    lines.append('')
-    return '\n'.join(lines)
 
 
 def _section(name: str, section: type[Section]) -> str:

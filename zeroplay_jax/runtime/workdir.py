@@ -18,7 +18,6 @@ from typing import Any, TextIO
 from zeroplay_jax.retrieval import objects
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime.record import FILE_NAME, WorkdirError, flat_config, read
-from zeroplay_jax.settings.renamed import with_new_names
 from zeroplay_jax.types import Json
 
 # A message names this many differing fields at most.
@@ -109,11 +108,7 @@ def check(
     if record is not None:
         # The defaults have sections of all recipes, a record those that its recipe reads.
         read_defaults = {name: value for name, value in (defaults or {}).items() if name in config}
-        stored = dict(with_new_names(record.config))
-        if 'pool' not in config:
-            # Earlier versions recorded its defaults of recipes without a pool.
-            stored.pop('pool', None)
-        saved = flat_config(read_defaults) | flat_config(stored)
+        saved = flat_config(read_defaults) | flat_config(record.config)
         _check_equal(workdir, saved, flat_config(config), free)
     elif workdir.exists():
         _check_empty(workdir)
