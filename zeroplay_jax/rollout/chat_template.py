@@ -13,26 +13,16 @@ import html
 import json
 import pathlib
 import re
-import sys
 from collections.abc import Callable, Sequence
-from types import FrameType
-from typing import Any, TypeVar
-
-from transformers.utils import chat_template_utils
 
 from zeroplay_jax.retrieval.types import short
+from zeroplay_jax.rollout import template_process
 from zeroplay_jax.types import Json, UserError, first_line
 
-T = TypeVar('T')
 Roles = tuple[str, ...]
 
 # Roles for the results of calls, in the order in which they are tried.
 _TOOL_ROLES = ('tool', 'environment', 'observation', 'user')
-# Lines of a template that may be executed for one chat, and characters that it may write.
-_MOST_STEPS = 200_000
-_MOST_CHARACTERS = 1_000_000
-# Name that Jinja gives to the code of a template.
-_TEMPLATE_CODE = '<template>'
 # Two moments that differ in every part of a date, and the first one at another time of the day.
 _DATES = (datetime.datetime(2001, 2, 3), datetime.datetime(2019, 11, 27))
 _LATER = datetime.datetime(2001, 2, 3, 23, 58, 59)
@@ -58,8 +48,14 @@ _SENTINELS = (
     'medium ' * 1_000,
     'long ' * 20_000,
 )
-_STRING_LITERAL = re.compile(r"'((?:[^'\\]|\\.)*)'" + r'|"((?:[^"\\]|\\.)*)"', re.DOTALL)
+# Without its end a literal is the rest: otherwise every quotation mark in it would be tried.
+_STRING_LITERAL = re.compile(
+    r"'((?:[^'\\]|\\.)*+)(?:'|\Z)" + r'|"((?:[^"\\]|\\.)*+)(?:"|\Z)', re.DOTALL
+)
 _MOST_LITERAL_CHARACTERS = 100
+# Published templates have less than 300, and less than 40,000 characters.
+_MOST_LITERALS = 1_000
+_MOST_SOURCE_CHARACTERS = 200_000
 # What a template writes anew at every call, or in every process.
 _RANDOM = re.compile(r'\|\s*random\b|\blipsum\b')
 _ADDRESS = re.compile(r' at 0x[0-9a-f]{6,}')
@@ -133,13 +129,16 @@ class ChatTemplate:
         self._layouts: dict[tuple[Roles, bool], Layout] = {}
         self._openings: dict[tuple[Roles, str], Layout] = {}
         self._schemas: Sequence[Json] = ()
-        source = self._guarded(tokenizer.get_chat_template)
-        self.source = source
-        # Of the private functions this one alone is used: the public ones give a template no other date than today's.
-        self._compiled = self._guarded(lambda: chat_template_utils._compile_jinja_template(source))
         self._word = 'Qxzw'
-        while self._word in source:
-            self._word += 'q'
+        try:
+            self.source = source = tokenizer.get_chat_template()
+            if len(source) > _MOST_SOURCE_CHARACTERS:
+                raise ValueError(f'it has {len(source):,} characters')
+            while self._word in source:
+                self._word += 'q'
+        except (TypeError, ValueError) as error:
+            raise self._error(f'cannot be used ({first_line(error)})') from None
+        self._seconds = template_process.MOST_SECONDS
         self._check_repeatable(source)
         self.layout(('user',))
         self.tool_role, self.tool_error = self._find_tool_role()
@@ -207,29 +206,19 @@ class ChatTemplate:
             {'role': role, 'content': content}
             for role, content in zip(roles, contents, strict=True)
         ]
-
-        def render() -> str:
-            return self._compiled.render(
-                messages=messages,
-                tools=self._schemas or None,
-                documents=None,
-                add_generation_prompt=add_header,
-                **self._special_tokens,
-                strftime_now=now.strftime,
-            )
-
-        text = self._guarded(lambda: _within_steps(_MOST_STEPS, render))
-        if len(text) > _MOST_CHARACTERS:
-            raise self._error(f'writes {len(text):,} characters around a message')
+        variables = {
+            'messages': messages,
+            'tools': self._schemas or None,
+            'documents': None,
+            'add_generation_prompt': add_header,
+            **self._special_tokens,
+        }
+        text, error, self._seconds = template_process.render(
+            self.source, variables, now, self._seconds
+        )
+        if error:
+            raise self._error(f'cannot be used ({error})')
         return text
-
-    def _guarded(self, function: Callable[[], T]) -> T:
-        """Returns the result of code of the template; TemplateError for every exception."""
-        try:
-            return function()
-        except Exception as error:
-            # Templates raise exceptions of many types.
-            raise self._error(f'cannot be used ({first_line(error)[:200]})') from None
 
     def _error(self, problem: str) -> TemplateError:
         return TemplateError(
@@ -353,7 +342,7 @@ class ChatTemplate:
         """Returns `notes`: added words, a missing header, roles whose messages change with a text of the template."""
         literals = [first or second for first, second in _STRING_LITERAL.findall(source)]
         texts = []
-        for literal in dict.fromkeys(literals):
+        for literal in list(dict.fromkeys(literals))[:_MOST_LITERALS]:
             if literal.strip() and len(literal) <= _MOST_LITERAL_CHARACTERS:
                 texts.append(_unescaped(literal))
         notes = self._addition_notes() + self._header_notes()
@@ -402,28 +391,6 @@ class ChatTemplate:
             return self._write(roles, contents, True, self._now) != ''.join(expected)
         except TemplateError:
             return True
-
-
-def _within_steps(limit: int, function: Callable[[], T]) -> T:
-    """Returns the result of a function that renders a template; ValueError after more than `limit` lines of it."""
-    # Lines are counted and not seconds, so that a template is accepted on every machine or on none.
-    steps = 0
-
-    def count(frame: FrameType, event: str, argument: Any) -> Any:
-        nonlocal steps
-        if frame.f_code.co_filename != _TEMPLATE_CODE:
-            return None
-        steps += 1
-        if steps > limit:
-            raise ValueError(f'it runs for more than {limit:,} lines')
-        return count
-
-    previous = sys.gettrace()
-    sys.settrace(count)
-    try:
-        return function()
-    finally:
-        sys.settrace(previous)
 
 
 def _interleaved(between: Sequence[str], words: Sequence[str]) -> str:
