@@ -47,7 +47,17 @@ def render(
     with _lock:
         # A signal to a group of processes ends this one only.
         if _process is None or _process.poll() is not None:
-            _process = _start()
+            # Libraries come from where this process has them, and nothing from the folder of this file. Those of linear
+            # algebra would start threads.
+            libraries = {'PYTHONPATH': os.pathsep.join(sys.path), 'OPENBLAS_NUM_THREADS': '1'}
+            _process = subprocess.Popen(
+                [sys.executable, '-P', __file__],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                env=os.environ | libraries,
+            )
         try:
             with contextlib.suppress(BrokenPipeError):
                 print(request, file=_process.stdin, flush=True)
@@ -62,20 +72,6 @@ def render(
     limits = f'{MOST_SECONDS:.0f} s of CPU time and {_MOST_GIGABYTES} GB of memory'
     # Nothing is left, but a timer of 0 seconds would never end.
     return '', f'its process ended; a template may take {limits}', 1e-3
-
-
-def _start() -> subprocess.Popen[str]:
-    # Libraries come from where this process has them, and nothing from the folder of this file. Those of linear algebra
-    # would start threads.
-    environment = {'PYTHONPATH': os.pathsep.join(sys.path), 'OPENBLAS_NUM_THREADS': '1'}
-    return subprocess.Popen(
-        [sys.executable, '-P', __file__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env=os.environ | environment,
-    )
 
 
 def _serve() -> None:
@@ -105,7 +101,7 @@ def _serve() -> None:
 def _compiler() -> Any:
     """Returns the function of `transformers` that compiles a template."""
     # The files of these packages take a second to load, and templates need nothing of them.
-    folder = importlib.util.find_spec('transformers').submodule_search_locations[0]  # type: ignore
+    (folder,) = importlib.util.find_spec('transformers').submodule_search_locations  # type: ignore
     for name, path in (('transformers', folder), ('transformers.utils', f'{folder}/utils')):
         sys.modules[name] = types.ModuleType(name)
         sys.modules[name].__path__ = [path]
