@@ -149,9 +149,7 @@ class App:
         """
         started = time.perf_counter()
         try:
-            reason = loopback.refusal(
-                request.headers.get('host', ''), request.headers.get('origin', ''), self.is_local
-            )
+            reason = loopback.refusal(request.headers, self.is_local)
             if reason:
                 raise Refused(403, reason)
             if self._index is None:
@@ -240,7 +238,7 @@ class App:
             )
         self._opening += len(references)
 
-        def finish(_: asyncio.Future) -> None:
+        def finish(_) -> None:
             self._opening -= len(references)
 
         # Reading from disk runs in a thread, so that it does not block the other requests.
@@ -326,7 +324,7 @@ def serve(load: Callable[[], tuple[Index, str]], host: str, port: int, limits: L
         raise RetrievalError(
             f'{host}:{port}: cannot listen there ({error.strerror}); choose another --port'
         ) from error
-    app.is_local = loopback.is_loopback(listener.getsockname()[0])
+    app.is_local = host in loopback.NAMES
     logging.info('listening on http://%s:%d', *listener.getsockname()[:2])
     server = uvicorn_server(app)
     # A signal and a failure end the server in the same way.

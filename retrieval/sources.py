@@ -317,7 +317,6 @@ _FRONT_MATTER = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 _FRONT_TITLE = re.compile(r'^title[ \t]*[:=][ \t]*(\S.*)$', re.MULTILINE)
-_BRACKET = re.compile(r'[\[{]')
 # A text with one quotation mark at each end and none of its kind between them.
 _ONCE_QUOTED = re.compile(r"""(['"])((?:(?!\1).)*)\1""")
 _COMMENT = re.compile(r'<!--.*?-->', re.DOTALL)
@@ -388,7 +387,7 @@ def _front_title(whole_text: str) -> str:
     is_toml = match[0].lstrip().startswith('+')
     # A field with an error does not take the title with it.
     for text in (front_matter, line[0] if line else ''):
-        title = _title_field(text, is_toml)
+        title = _title_field(text[:_HEAD_CHARACTERS], is_toml)
         if title is not None:
             return _plain(title)
     if line is None:
@@ -401,10 +400,7 @@ def _front_title(whole_text: str) -> str:
 def _title_field(front_matter: str, is_toml: bool) -> str | None:
     """Returns the title in YAML or TOML, '' if there is none; None if it cannot be read, or is not a text."""
     try:
-        if (
-            len(front_matter) > _HEAD_CHARACTERS
-            or len(_BRACKET.findall(front_matter)) > _MOST_BRACKETS
-        ):
+        if len(re.findall(r'[{\[]', front_matter)) > _MOST_BRACKETS:
             return None
         # Of this loader every scalar is a text.
         fields = (

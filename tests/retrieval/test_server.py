@@ -124,7 +124,7 @@ def test_pages_of_other_sites_are_refused(url, path, user_reads):
     # Programs, whatever type they name, and pages of this machine.
     for kind in ('text/plain', 'application/x-www-form-urlencoded', 'application/json'):
         assert posted(url, path, Content_Type=kind)[0] == 200
-    for name in (f'localhost:{port}', '127.0.0.2', '[::1]:1', 'LocalHost'):
+    for name in (f'localhost:{port}', '127.0.0.1', '[::1]:1', 'LocalHost'):
         assert posted(url, path, Host=name)[0] == 200
     assert posted(url, path, Origin='http://localhost:3000')[0] == 200
 

@@ -1,6 +1,5 @@
 """Chat templates of others: what they do to messages is done here as well, or they are refused in one line."""
 
-import datetime
 import json
 import random
 import shutil
@@ -187,7 +186,7 @@ def test_templates_without_end_are_refused(opened, user_reads, monkeypatch, kind
 
 def test_an_interrupted_chat_is_no_reply_to_the_next_one(monkeypatch):
     def write(text):
-        return template_process.render(text, {}, datetime.datetime.now(), 5.0)
+        return template_process.render([text, {}, '2026-11-29T00:00:00', 5.0])
 
     write('first')
     process = template_process._process

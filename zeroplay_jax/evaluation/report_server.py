@@ -59,7 +59,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answers a request; what cannot be read is one line, with status 503."""
-        reason = loopback.refusal(self.headers.get('Host', ''), self.headers.get('Origin', ''))
+        reason = loopback.refusal(self.headers)
         if reason or self.path not in ('/', '/version'):
             self.send_error(403 if reason else 404, reason or None)
             return

@@ -53,9 +53,8 @@ _STRING_LITERAL = re.compile(
     r"'((?:[^'\\]|\\.)*+)(?:'|\Z)" + r'|"((?:[^"\\]|\\.)*+)(?:"|\Z)', re.DOTALL
 )
 _MOST_LITERAL_CHARACTERS = 100
-# Published templates have less than 300, and less than 40,000 characters.
-_MOST_LITERALS = 1_000
-_MOST_SOURCE_CHARACTERS = 200_000
+# Published templates have less than 40,000.
+_MOST_SOURCE_CHARACTERS = 60_000
 # What a template writes anew at every call, or in every process.
 _RANDOM = re.compile(r'\|\s*random\b|\blipsum\b')
 _ADDRESS = re.compile(r' at 0x[0-9a-f]{6,}')
@@ -139,15 +138,16 @@ class ChatTemplate:
         except (TypeError, ValueError) as error:
             raise self._error(f'cannot be used ({first_line(error)})') from None
         self._seconds = template_process.MOST_SECONDS
-        self._check_repeatable(source)
+        self._check_repeatable()
         self.layout(('user',))
         self.tool_role, self.tool_error = self._find_tool_role()
         chats: list[Roles] = [('user',)]
         if self.tool_role:
             chats.append(('user', 'assistant', self.tool_role))
+        self.notes = self._find_notes(chats)
+        # Behind the notes, which take no error for one: a template that has no time left is refused here.
         self.date = date if self._writes_date(chats) else None
         self.end_texts = self._find_end_texts()
-        self.notes = self._find_notes(chats, source)
 
     def layout(self, roles: Roles, add_header: bool = True) -> Layout:
         """Returns how a chat with these roles is written.
@@ -193,15 +193,19 @@ class ChatTemplate:
             return True
         thought = f'{self._word}thought'
         contents = ['x', f'<think>\n{thought}\n</think>\n\nx', 'x']
-        text = self._write(('user', 'assistant', self.tool_role), contents, True, self._now)
+        text = self._write(('user', 'assistant', self.tool_role), contents)
         return thought in text
 
     # ---- writing -------------------------------------------------------------------------------------
 
     def _write(
-        self, roles: Roles, contents: Sequence[str], add_header: bool, now: datetime.datetime
+        self,
+        roles: Roles,
+        contents: Sequence[str],
+        add_header: bool = True,
+        now: datetime.datetime | None = None,
     ) -> str:
-        """Returns the text of a chat as `apply_chat_template` writes it at a moment."""
+        """Returns the text of a chat as `apply_chat_template` writes it at a moment, by default at that of `date`."""
         messages = [
             {'role': role, 'content': content}
             for role, content in zip(roles, contents, strict=True)
@@ -214,10 +218,10 @@ class ChatTemplate:
             **self._special_tokens,
         }
         text, error, self._seconds = template_process.render(
-            self.source, variables, now, self._seconds
+            [self.source, variables, (now or self._now).isoformat(), self._seconds]
         )
         if error:
-            raise self._error(f'cannot be used ({error})')
+            raise self._error(f'cannot be used ({first_line(ValueError(error))})')
         return text
 
     def _error(self, problem: str) -> TemplateError:
@@ -229,7 +233,7 @@ class ChatTemplate:
 
     def _find_layout(self, roles: Roles, add_header: bool) -> Layout:
         words = [f'{self._word}{index}' for index in range(len(roles))]
-        rest = self._write(roles, words, add_header, self._now)
+        text = rest = self._write(roles, words, add_header)
         between = []
         for role, word in zip(roles, words, strict=True):
             count = rest.count(word)
@@ -246,7 +250,7 @@ class ChatTemplate:
             # Turns of the assistant keep the ids that were sampled.
             form = ContentForm()
             if role != 'assistant':
-                form = self._find_form(roles, index, words, between, add_header)
+                form = self._find_form(roles, index, words, text, add_header)
             forms.append(form)
         return Layout(tuple(between), tuple(forms))
 
@@ -255,16 +259,15 @@ class ChatTemplate:
         roles: Roles,
         index: int,
         words: Sequence[str],
-        between: Sequence[str],
+        text: str,
         add_header: bool,
     ) -> ContentForm:
         """Returns what the template does to the text of message `index`, the same for all sentinels."""
-        before = _interleaved(between[: index + 1], words[:index])
-        behind = _interleaved(between[index + 1 :], words[index + 1 :])
+        before, _, behind = text.partition(words[index])
         written = {}
         for sentinel in _SENTINELS:
             contents = [*words[:index], sentinel, *words[index + 1 :]]
-            written[sentinel] = self._write(roles, contents, add_header, self._now)
+            written[sentinel] = self._write(roles, contents, add_header)
         for form in FORMS:
             if all(
                 text == before + ''.join(form.apply([sentinel])) + behind
@@ -319,12 +322,12 @@ class ChatTemplate:
                 continue
         return tuple(texts)
 
-    def _check_repeatable(self, source: str) -> None:
+    def _check_repeatable(self) -> None:
         """Raises TemplateError if the template writes other texts at another call, or in another process."""
         roles, contents = ('user',), [self._word]
-        text = self._write(roles, contents, True, self._now)
-        again = self._write(roles, contents, True, self._now)
-        if text != again or _RANDOM.search(source) or _ADDRESS.search(text):
+        text = self._write(roles, contents)
+        again = self._write(roles, contents)
+        if text != again or _RANDOM.search(self.source) or _ADDRESS.search(text):
             raise self._error('writes something else at every call')
 
     def _writes_date(self, chats: Sequence[Roles]) -> bool:
@@ -332,17 +335,17 @@ class ChatTemplate:
         depends = False
         for roles in chats:
             contents = [self._word] * len(roles)
-            text = self._write(roles, contents, True, _DATES[0])
-            if text != self._write(roles, contents, True, _LATER):
+            text = self._write(roles, contents, now=_DATES[0])
+            if text != self._write(roles, contents, now=_LATER):
                 raise self._error('writes the time of the day, so that no prompt can be repeated')
-            depends = depends or text != self._write(roles, contents, True, _DATES[1])
+            depends = depends or text != self._write(roles, contents, now=_DATES[1])
         return depends
 
-    def _find_notes(self, chats: Sequence[Roles], source: str) -> list[str]:
+    def _find_notes(self, chats: Sequence[Roles]) -> list[str]:
         """Returns `notes`: added words, a missing header, roles whose messages change with a text of the template."""
-        literals = [first or second for first, second in _STRING_LITERAL.findall(source)]
+        literals = [first or second for first, second in _STRING_LITERAL.findall(self.source)]
         texts = []
-        for literal in list(dict.fromkeys(literals))[:_MOST_LITERALS]:
+        for literal in dict.fromkeys(literals):
             if literal.strip() and len(literal) <= _MOST_LITERAL_CHARACTERS:
                 texts.append(_unescaped(literal))
         notes = self._addition_notes() + self._header_notes()
@@ -388,17 +391,9 @@ class ChatTemplate:
         contents = [self._word] * (len(roles) - 1) + [content]
         expected = self.layout(roles).spans([[text] for text in contents])
         try:
-            return self._write(roles, contents, True, self._now) != ''.join(expected)
+            return self._write(roles, contents) != ''.join(expected)
         except TemplateError:
             return True
-
-
-def _interleaved(between: Sequence[str], words: Sequence[str]) -> str:
-    """Returns the texts with a word between every two; also of as many words as texts."""
-    text = ''
-    for index in range(max(len(between), len(words))):
-        text += ''.join(between[index : index + 1]) + ''.join(words[index : index + 1])
-    return text
 
 
 def _unescaped(literal: str) -> str:
@@ -448,17 +443,17 @@ class ContentForm:
 
     def apply(self, parts: Sequence[str]) -> list[str]:
         """Returns the parts of a text as the template writes them. Their types, such as `Untrusted`, are kept."""
-        written = [(type(part), str(part)) for part in parts]
-        for index, (kind, text) in enumerate(written):
-            written[index] = (kind, text.lstrip(self.left))
-            if written[index][1]:
+        texts = list(map(str, parts))
+        for index, text in enumerate(texts):
+            texts[index] = text.lstrip(self.left)
+            if texts[index]:
                 break
-        for index, (kind, text) in reversed(list(enumerate(written))):
-            written[index] = (kind, text.rstrip(self.right))
-            if written[index][1]:
+        for index in reversed(range(len(texts))):
+            texts[index] = texts[index].rstrip(self.right)
+            if texts[index]:
                 break
         escape = _ESCAPES[self.escape]
-        return [kind(escape(text)) for kind, text in written]
+        return [type(part)(escape(text)) for part, text in zip(parts, texts, strict=True)]
 
 
 _TRIMMED: tuple[str | None, ...] = ('', '\n', ' ', None)

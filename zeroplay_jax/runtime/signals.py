@@ -73,9 +73,8 @@ def interrupt_held() -> Iterator[None]:
     try:
         yield
     finally:
-        is_interrupted = is_exit(signal.getsignal(signal.SIGINT))
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        if is_interrupted:
+        # The handler of a second one, if the first one came.
+        if is_exit(signal.signal(signal.SIGINT, signal.default_int_handler)):
             raise KeyboardInterrupt
 
 
