@@ -14,7 +14,7 @@ GET /metrics    Prometheus.
 While the index is busy, queries of several requests collect and are searched for together in its next call. An answer
 depends on its query only, so this does not change results. If too many queries wait, the answer is 503 with
 Retry-After. Requests take turns, so that a large one does not hold up small ones. Errors are {"error": reason}.
-The server has no passwords: whoever reaches its address can search.
+The server has no passwords: whoever reaches its address can search. Pages of other sites in a browser cannot.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from . import corpus, folder, json_text
+from . import corpus, folder, json_text, loopback
 from .batching import MEANINGS, Batcher, Metrics, Refused
 from .batching import Limits as Limits
 from .command import Parser, number_type, one_line, show_messages
@@ -80,6 +80,8 @@ class App:
         self._opening = 0
         # The exception of `load`, or of the task that answers queries, which ended the server; `serve` raises it.
         self.failure: BaseException | None = None
+        # Whether it listens on the loopback interface alone; set by `serve`.
+        self.is_local = True
         # Stops the server; set by `serve`. In tests that run the application without `serve` it does nothing.
         self.stop: Callable[[], None] = lambda: None
         routes = [
@@ -147,6 +149,9 @@ class App:
         """
         started = time.perf_counter()
         try:
+            reason = loopback.refusal(request.headers, self.is_local)
+            if reason:
+                raise Refused(403, reason)
             if self._index is None:
                 raise Refused(503, 'the index is being loaded', retry_after=1)
             answering = answer(self._index, await self._read_body(request))
@@ -232,17 +237,22 @@ class App:
                 503, f'{self._opening} references wait already; try again later', retry_after=1
             )
         self._opening += len(references)
+
+        def finish(_) -> None:
+            self._opening -= len(references)
+
+        # Reading from disk runs in a thread, so that it does not block the other requests.
+        reading = asyncio.ensure_future(asyncio.to_thread(open_pages))
+        reading.add_done_callback(finish)
         try:
-            # Reading from disk runs in a thread, so that it does not block the other requests.
-            opened = await asyncio.to_thread(open_pages)
+            # A thread reads on when its request is cancelled, and its references count until then.
+            opened = await asyncio.shield(reading)
         except RetrievalError as error:
             raise Refused(400, str(error)) from error
         except Exception as error:
             # A failure of the index is reported to this request only; the server continues.
             logging.exception('open failed')
             raise Refused(500, f'the index failed: {type(error).__name__}') from error
-        finally:
-            self._opening -= len(references)
         return [None if page is None else dataclasses.asdict(page) for page in opened]
 
 
@@ -314,6 +324,7 @@ def serve(load: Callable[[], tuple[Index, str]], host: str, port: int, limits: L
         raise RetrievalError(
             f'{host}:{port}: cannot listen there ({error.strerror}); choose another --port'
         ) from error
+    app.is_local = host in loopback.NAMES
     logging.info('listening on http://%s:%d', *listener.getsockname()[:2])
     server = uvicorn_server(app)
     # A signal and a failure end the server in the same way.

@@ -304,6 +304,10 @@ def _validated(record: Record) -> Record:
 _TITLE_WORDS = 15
 # The same in languages without blanks between words, and for texts that have no other line.
 TITLE_CHARACTERS = 200
+# Characters of a file in which its title is looked for, where that takes longer for each further line; and brackets of
+# front matter, because parsers take quadratic time for nested ones.
+_HEAD_CHARACTERS = 20_000
+_MOST_BRACKETS = 100
 # Lines of a Markdown file in which its main heading is looked for; later ones are sections.
 _HEADING_LINES = 10
 # YAML between two lines of dashes at the start of a Markdown file, as Jekyll and Obsidian write it, or TOML between two
@@ -316,10 +320,12 @@ _FRONT_TITLE = re.compile(r'^title[ \t]*[:=][ \t]*(\S.*)$', re.MULTILINE)
 # A text with one quotation mark at each end and none of its kind between them.
 _ONCE_QUOTED = re.compile(r"""(['"])((?:(?!\1).)*)\1""")
 _COMMENT = re.compile(r'<!--.*?-->', re.DOTALL)
-_IMAGE = re.compile(r'!\[[^\]]*\](?:\([^)]*\)|\[[^\]]*\])')
+# No pattern reads past a mark that may begin another match: without ends, that would take quadratic time.
+_TARGET = r'\](?:\([^()]*(?:\([^()]*\)[^()]*)*\)|\[[^][]*\])'
+_IMAGE = re.compile(r'!\[[^][]*' + _TARGET)
 # The text of a link is its first group.
-_LINK = re.compile(r'\[([^\]]*)\](?:\([^)]*\)|\[[^\]]*\])')
-_TAG = re.compile(r'</?[a-zA-Z][^>]*>')
+_LINK = re.compile(r'\[([^][]*)' + _TARGET)
+_TAG = re.compile(r'</?[a-zA-Z][^<>]*>')
 _REFERENCE = re.compile(r'\s*\[[^\]]+\]:\s')
 _FENCE = re.compile(r'\s*(?:```|~~~)')
 _MAIN_HEADING = re.compile(r'#[ \t]+(.+)')
@@ -330,7 +336,7 @@ _UNDERLINED_TITLE = re.compile(
 )
 # Between the columns of a table, whose head is between two rulers, too.
 _COLUMNS = re.compile(r'\S(?: {2,}|\t)\S')
-_EMPHASIS = re.compile(r'\*+|`+|(?<!\w)_+|_+(?!\w)')
+_EMPHASIS = re.compile(r'\*+|`+|(?<!\w)_+|(?<!_)_++(?!\w)')
 
 
 def without_front_matter(whole_text: str) -> str:
@@ -381,7 +387,7 @@ def _front_title(whole_text: str) -> str:
     is_toml = match[0].lstrip().startswith('+')
     # A field with an error does not take the title with it.
     for text in (front_matter, line[0] if line else ''):
-        title = _title_field(text, is_toml)
+        title = _title_field(text[:_HEAD_CHARACTERS], is_toml)
         if title is not None:
             return _plain(title)
     if line is None:
@@ -394,6 +400,8 @@ def _front_title(whole_text: str) -> str:
 def _title_field(front_matter: str, is_toml: bool) -> str | None:
     """Returns the title in YAML or TOML, '' if there is none; None if it cannot be read, or is not a text."""
     try:
+        if len(re.findall(r'[{\[]', front_matter)) > _MOST_BRACKETS:
+            return None
         # Of this loader every scalar is a text.
         fields = (
             tomllib.loads(front_matter) if is_toml else yaml.load(front_matter, yaml.BaseLoader)
@@ -478,6 +486,7 @@ def _main_heading(text: str) -> tuple[str, str]:
 def _without_decoration(text: str) -> str:
     """Returns a Markdown text from its first line with words on: without badges, images, tags, comments, link lists."""
     text = text.lstrip()
+    text, rest = text[:_HEAD_CHARACTERS], text[_HEAD_CHARACTERS:]
     while text:
         comment = _COMMENT.match(text)
         line, _, below = text.partition('\n')
@@ -490,7 +499,7 @@ def _without_decoration(text: str) -> str:
         if words == line or (has_words and not _REFERENCE.match(line)):
             break
         text = below.lstrip()
-    return text
+    return text + rest
 
 
 def _plain(line: str) -> str:

@@ -60,9 +60,27 @@ def test_the_version_follows_the_files(served):
 def test_only_this_machine_is_answered_and_only_with_the_report(served):
     _, address = served
     port = address.rstrip('/').rpartition(':')[2]
-    for path, host in (('', f'evil.example:{port}'), ('metrics.jsonl', None)):
-        with pytest.raises(urllib.error.HTTPError, match='404'):
+    for host in (f'localhost:{port}', f'127.0.0.1:{port}', 'LOCALHOST', f'[::1]:{port}'):
+        assert read(address, host)
+    for path, host, status in (
+        ('', f'evil.example:{port}', 403),
+        ('', 'localhost.evil.example', 403),
+        ('', '127.0.0.1.evil.example', 403),
+        ('', '[', 403),
+        ('metrics.jsonl', None, 404),
+    ):
+        with pytest.raises(urllib.error.HTTPError) as refusal:
             read(address + path, host)
+        assert refusal.value.code == status
+    assert 'ask localhost' in read_refusal(address, {'Host': 'evil.example'})
+    assert 'another site' in read_refusal(address, {'Origin': 'http://evil.example'})
+
+
+def read_refusal(address, headers):
+    request = urllib.request.Request(address, headers=headers)
+    with pytest.raises(urllib.error.HTTPError, match='403') as refusal:
+        urllib.request.urlopen(request, timeout=10)
+    return refusal.value.reason
 
 
 def test_a_port_that_is_taken_and_a_bucket_are_refused(served):

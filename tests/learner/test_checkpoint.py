@@ -1,6 +1,7 @@
 """A workdir belongs to one config, and a checkpoint gives back what went in, under any mesh."""
 
 import json
+import signal
 import time
 
 import jax
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from python_process import run_python
 from run_records import begin
 
 from zeroplay_jax.learner.checkpoint import Checkpointer, saved_steps
@@ -48,6 +50,51 @@ def test_other_snapshots_of_weights_are_named_with_their_remedy(tmp_path, user_m
     checkpoints.wait()
     with user_meets('has solver/solver@1/w; give Recipe.roles the snapshots of this run, or begin'):
         checkpoints.restore({'solver': {'params': {}, 'solver@2': weights}})
+
+
+@pytest.mark.fault('nov29-C1', 'Ctrl-C while a checkpoint is begun, awaited or closed')
+@pytest.mark.parametrize(
+    ('method', 'call'),
+    [
+        ('save', lambda checkpoints: checkpoints.save(1, {'w': jnp.zeros(2)}, {})),
+        ('wait_until_finished', Checkpointer.wait),
+        ('close', Checkpointer.close),
+    ],
+)
+def test_an_interrupt_waits_for_the_end_of_a_save(tmp_path, monkeypatch, user_reads, method, call):
+    checkpoints = Checkpointer(tmp_path, keep=1)
+    library_call = getattr(checkpoints._manager, method)
+    done = []
+
+    def interrupted(*args, **keys):
+        signal.raise_signal(signal.SIGINT)
+        result = library_call(*args, **keys)
+        done.append(method)
+        return result
+
+    monkeypatch.setattr(checkpoints._manager, method, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        call(checkpoints)
+    assert done == [method]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    monkeypatch.undo()
+    checkpoints.close()
+    assert saved_steps(tmp_path / 'checkpoints') == [1] * (method == 'save')
+    user_reads('right: the step is complete, and Ctrl-C acts behind it')
+
+
+def test_a_second_interrupt_ends_the_process_at_once():
+    code = """import signal
+from zeroplay_jax.runtime import signals
+with signals.interrupt_held():
+    signal.raise_signal(signal.SIGINT)
+    print('held', flush=True)
+    signal.raise_signal(signal.SIGINT)
+    print('not reached')
+"""
+    done = run_python('-c', code)
+    assert (done.returncode, done.stdout) == (130, 'held\n')
+    assert len(done.stderr.strip().splitlines()) == 1 and 'stopped' in done.stderr
 
 
 def test_what_was_saved_is_not_touched_by_a_later_donation(tmp_path):

@@ -8,7 +8,7 @@ import re
 import pytest
 from refused_calls import check_table
 
-from zeroplay_jax.retrieval import cleaning, corpus
+from zeroplay_jax.retrieval import cleaning, corpus, sources
 from zeroplay_jax.retrieval.texts import problem_of
 from zeroplay_jax.retrieval.types import RetrievalError
 
@@ -93,6 +93,41 @@ def test_titles_are_those_of_the_table(tmp_path):
 
     names = {'title': title, 'FRONT_MATTER': FRONT_MATTER}
     check_table(pathlib.Path(__file__).parent / 'titles.txt', names, tmp_path)
+
+
+# Texts of two million characters for which a search from every mark to the end would take hours.
+ENDLESS = {
+    'images': '![',
+    'links': '[a](',
+    'references': '![][',
+    'tags': '<a',
+    'comments': '<!--<b>\n',
+    'badges': '<b>\n',
+    'underscores': '_',
+    'TOML': ('+++\ntitle = ', '[', '\n+++'),
+    'YAML': ('---\ntitle: ', '[', '\n---'),
+    'YAML with names': ('---\ntitle: x\nb: ', 'a: &a [*a', '\n---'),
+}
+
+
+@pytest.mark.parametrize(
+    'kind', [pytest.param(name, marks=pytest.mark.fault('nov29-C8', name)) for name in ENDLESS]
+)
+def test_marks_without_end_are_read_once(user_reads, kind):
+    before, mark, behind = ('# a', ENDLESS[kind], 'b')
+    if isinstance(mark, tuple):
+        before, mark, behind = mark
+    for beginning in (before, ''):
+        whole_text = f'{beginning}{mark * (2_000_000 // len(mark))}{behind}\n{ENGLISH}'
+        title, text = sources.split_title(whole_text, 'a.md')
+        assert text.endswith(ENGLISH)
+    user_reads('right: two million characters are read')
+
+
+def test_titles_with_brackets_and_parentheses_are_plain():
+    heading = '# [Lomi](https://en.example/Lomi_(town)) and [![logo](b.svg)](c) a_b_ *c*'
+    title, _ = sources.split_title(f'{heading}\n{ENGLISH}', 'a.md')
+    assert title == 'Lomi and a_b c'
 
 
 @pytest.fixture

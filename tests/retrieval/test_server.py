@@ -1,11 +1,14 @@
 """The server: the protocol in the shapes its clients use, limits, batching, overload, a graceful end."""
 
+import asyncio
 import concurrent.futures
 import json
 import pathlib
 import signal
 import threading
 import time
+import urllib.error
+import urllib.request
 
 import pytest
 from refusals import refused
@@ -88,6 +91,85 @@ def wait_until(url, line):
     """Waits until this line is among the metrics."""
     while line not in call(f'{url}/metrics')[1]:
         time.sleep(0.01)
+
+
+BODIES = {'retrieve': {'queries': ['a']}, 'open': {'references': ['a']}}
+
+
+def posted(url, path, **headers):
+    """(status, error) of a request with other headers than those of `call`."""
+    names = {name.replace('_', '-'): value for name, value in headers.items()}
+    body = json.dumps(BODIES[path]).encode()
+    request = urllib.request.Request(f'{url}/{path}', body, names)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            return reply.status, ''
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)['error']
+
+
+@pytest.mark.fault('nov29-C7', 'requests of pages of other sites, by their name or by their Origin')
+@pytest.mark.parametrize('path', BODIES)
+def test_pages_of_other_sites_are_refused(url, path, user_reads):
+    port = url.rpartition(':')[2]
+    for name in ('evil.example', f'localhost.evil.example:{port}', '127.0.0.1.nip.example', '[x'):
+        status, reason = posted(url, path, Host=name)
+        assert status == 403 and 'ask localhost' in reason
+    user_reads(reason)
+    for site in ('http://evil.example', 'null', 'http://[', 'http://localhost.evil.example'):
+        for kind in ('text/plain', 'application/json'):
+            status, reason = posted(url, path, Origin=site, Content_Type=kind)
+            assert status == 403 and 'page of another site' in reason
+    user_reads(reason)
+    # Programs, whatever type they name, and pages of this machine.
+    for kind in ('text/plain', 'application/x-www-form-urlencoded', 'application/json'):
+        assert posted(url, path, Content_Type=kind)[0] == 200
+    for name in (f'localhost:{port}', '127.0.0.1', '[::1]:1', 'LocalHost'):
+        assert posted(url, path, Host=name)[0] == 200
+    assert posted(url, path, Origin='http://localhost:3000')[0] == 200
+
+
+def test_a_server_of_the_network_has_any_name(index):
+    with serving(lambda: (index, 'x')) as (url, app):
+        until_ready(url)
+        app.is_local = False
+        assert posted(url, 'retrieve', Host='search.example')[0] == 200
+        site = 'https://search.example'
+        assert posted(url, 'retrieve', Host='search.example:8000', Origin=site)[0] == 200
+        assert (
+            posted(url, 'retrieve', Host='search.example', Origin='http://evil.example')[0] == 403
+        )
+
+
+def test_references_count_until_their_thread_has_read_them(index, monkeypatch):
+    """Also if their request is cancelled, or the index fails."""
+    started, may_end = threading.Event(), threading.Event()
+
+    def read_slowly(*_):
+        started.set()
+        may_end.wait(20)
+        raise OSError('the disk is gone')
+
+    monkeypatch.setattr(server, 'document_page', read_slowly)
+    app = server.App(lambda: (index, 'x'), server.Limits())
+    body = json.dumps({'references': ['a', 'b']}).encode()
+
+    async def cancel():
+        request = asyncio.ensure_future(app._open(index, body))
+        await asyncio.to_thread(started.wait, 20)
+        request.cancel()
+        await asyncio.wait([request])
+        assert request.cancelled() and app._opening == 2
+        may_end.set()
+        with pytest.raises(server.Refused, match='the index failed'):
+            await app._open(index, body)
+        for _ in range(1_000):
+            if not app._opening:
+                break
+            await asyncio.sleep(0.01)
+        assert app._opening == 0
+
+    asyncio.run(cancel())
 
 
 def test_what_waits_goes_into_one_call_and_overload_is_refused(index):

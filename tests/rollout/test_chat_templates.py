@@ -3,12 +3,13 @@
 import json
 import random
 import shutil
+from unittest import mock
 
 import pytest
 import transformers
 from hard_texts import check_prompts, template_ids
 
-from zeroplay_jax.rollout import prompts
+from zeroplay_jax.rollout import prompts, template_process
 from zeroplay_jax.rollout.call_syntax import syntax_of
 from zeroplay_jax.rollout.tokens import open_codec
 from zeroplay_jax.types import UserError
@@ -135,14 +136,11 @@ WRONG = {
     'random': (template('(range(1000) | random) ~ m.content'), 'at every call'),
     'clock': (template("strftime_now('%H:%M:%S') ~ m.content"), 'the time of the day'),
     'address': (template('(raise_exception | string) ~ m.content'), 'at every call'),
-    'slow': (
-        '{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}',
-        'runs for more than 200,000 lines',
-    ),
     'huge': (template("m.content ~ 'x' * 2000000"), 'writes 2,000,0.* characters'),
     'raises': (template("raise_exception('no\nway')"), 'no'),
     'undefined': (template('m.content + undefined_name.x'), 'undefined_name'),
     'syntax': ('{% for', 'cannot be used'),
+    'long': ('{#' + "\\'" * 200_000 + '#}' + template(), 'it has 400,'),
 }
 
 
@@ -155,6 +153,53 @@ def test_other_templates_are_refused(opened, user_reads, kind):
     assert 'chat_template.jinja: the chat template' in str(refusal.value)
     assert '\n' not in str(refusal.value)
     user_reads(refusal.value)
+
+
+# Each takes seconds or gigabytes in one line of a template, or in many.
+BOUNDLESS = {
+    'loops': '{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}',
+    'lipsum': '{{ lipsum(n=3000000) }}',
+    'chains': "{{ range(99999) | map('center', 99999) | map('length') | sum }}",
+    'squaring': '{% set n = namespace(x=7) %}{% for i in range(40) %}{% set n.x = n.x * n.x %}{% endfor %}',
+    'batch': '{{ [0] | batch(300000000, 0) | list | length }}',
+    'slice': '{{ range(9) | slice(300000000) | list | length }}',
+    'date': "{{ strftime_now('%Y' * 100000000) | length }}",
+    'doubling': "{% set n = namespace(x='x') %}{% for i in range(40) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+    'constant': "{{ ('x' * 10 ** 9) ~ ('y' * 10 ** 9) }}",
+    # Only chats of one role take long.
+    'one role': "{% for m in messages if m.role == 'tool' %}{{ lipsum(n=3000000) }}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize(
+    'kind', [pytest.param(name, marks=pytest.mark.fault('nov29-C5', name)) for name in BOUNDLESS]
+)
+def test_templates_without_end_are_refused(opened, user_reads, monkeypatch, kind):
+    monkeypatch.setattr(template_process, 'MOST_SECONDS', 1.0)
+    with pytest.raises(UserError, match='ended; a template may take 1 s of CPU') as refusal:
+        opened(BOUNDLESS[kind] + template())
+    assert '\n' not in str(refusal.value)
+    user_reads(refusal.value)
+    # The next template has a process again.
+    opened(template())
+
+
+def test_an_interrupted_chat_is_no_reply_to_the_next_one(monkeypatch):
+    def write(text):
+        return template_process.render([text, {}, '2026-11-29T00:00:00', 5.0])
+
+    write('first')
+    process = template_process._process
+    with monkeypatch.context() as patch:
+        interrupted = mock.Mock(side_effect=KeyboardInterrupt)
+        patch.setattr(process.stdout, 'readline', interrupted, raising=False)
+        with pytest.raises(KeyboardInterrupt):
+            write('second')
+    assert process.poll() is not None
+    assert write('third')[0] == 'third'
+    # As when this process is killed.
+    template_process._process.stdin.close()
+    assert template_process._process.wait(20) == 0
 
 
 @pytest.mark.fault('kin-results', 'a template that writes one of several results otherwise')

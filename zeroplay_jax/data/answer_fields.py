@@ -65,7 +65,8 @@ WHOLE = re.compile(r'\s*(-?\d+)\.0\s*')
 # First and last characters of a list or object that is written as a text.
 _ENCLOSED = re.compile(r'\[.*\]|\{.*\}|(?:array)?\(.*\)', re.DOTALL)
 # What Python and NumPy print otherwise than JSON. Nothing of it is executed.
-_PYTHON_TEXT = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
+# Without its end a text is the rest, so that it is read once.
+_PYTHON_TEXT = r"""'(?:[^'\\]|\\.)*+(?:'|\Z)|"(?:[^"\\]|\\.)*+(?:"|\Z)"""
 _PYTHON_PART = re.compile(
     rf'(?P<text>{_PYTHON_TEXT})'
     r'|(?P<array>array\((?=\[)|(?<=\])\s*(?:,\s*dtype=[^()\s]+\s*)?\))'

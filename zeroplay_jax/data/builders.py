@@ -525,8 +525,8 @@ CLOZE_EXAMPLES = """examples:
 
 # Capital letters of Latin script: the blocks up to Latin Extended-B.
 _UPPER = ''.join(letter for letter in map(chr, range(0x250)) if letter.isupper())
-# An initial such as 'J.', or a word that begins with a capital.
-_WORD = rf'(?:[{_UPPER}]\.|[{_UPPER}][\w’\'-]*\w)'
+# An initial such as 'J.', or a word that begins with a capital and has an end.
+_WORD = rf'(?:[{_UPPER}]\.|[{_UPPER}][\w’\'-]{{0,80}}\w)'
 _JOINER = r'(?:of the|of|de la|de|del|della|di|da|du|la|le|van der|van|von|der|bin|ibn|al)'
 _MONTH = '(?:January|February|March|April|May|June|July|August|September|October|November|December)'
 # Dates come first: their month would otherwise be taken for a name.

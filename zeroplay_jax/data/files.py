@@ -255,10 +255,11 @@ def questions(path: str) -> list[Question]:
 
 
 _STRAIGHT_QUOTES = str.maketrans(dict.fromkeys('“”„«»', '"') | dict.fromkeys('‘’‚', "'"))
-# Quotes around words, unlike the marks of 5'3" and f'(x).
-_QUOTED = re.compile(r'(?<!\w)(["\'])(.+?)\1(?!\w)')
+# Quotes around words, unlike the marks of 5'3" and f'(x). Both patterns have a limit, because a search from every mark
+# to the end would take hours for a long text.
+_QUOTED = re.compile(r'(?<!\w)(["\'])(.{1,300}?)\1(?!\w)')
 # Marks at the end of a word. Those inside of one (3.5) or alone (';') tell questions apart.
-_PROSE_MARKS = re.compile(r'(?<=\S)[.,;:?…？]+(?= |$)')
+_PROSE_MARKS = re.compile(r'(?<=\S)[.,;:?…？]{1,100}(?= |$)')
 
 
 def question_key(text: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from zeroplay_jax.evaluation import report_builder
-from zeroplay_jax.retrieval import objects
+from zeroplay_jax.retrieval import loopback, objects
 from zeroplay_jax.types import UserError
 
 HOST = '127.0.0.1'  # no other machine reaches it
@@ -59,10 +59,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answers a request; what cannot be read is one line, with status 503."""
-        # Another name is that of a foreign page, which its owner had point to this machine.
-        name = self.headers.get('Host', '').rpartition(':')[0]
-        if name not in (HOST, 'localhost') or self.path not in ('/', '/version'):
-            self.send_error(404)
+        reason = loopback.refusal(self.headers)
+        if reason or self.path not in ('/', '/version'):
+            self.send_error(403 if reason else 404, reason or None)
             return
         status, kind, text = 200, 'plain', _version(self.runs)
         try:

@@ -24,6 +24,7 @@ from orbax.checkpoint.path import atomicity
 
 from zeroplay_jax.policy import sharding
 from zeroplay_jax.rollout.weights import MOMENT
+from zeroplay_jax.runtime import signals
 from zeroplay_jax.runtime.disk import file_digests
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.types import Json, UserError
@@ -373,6 +374,7 @@ class Checkpointer:
         """Returns the last complete step, or None."""
         return self._manager.latest_step()
 
+    @signals.interrupt_held()
     def save(self, step: int, states: dict[str, Any], loop: Json) -> None:
         """Starts to save a step. The arguments are copied before it returns and may be donated or changed afterwards.
 
@@ -433,6 +435,7 @@ class Checkpointer:
         restored = self._manager.restore(step, args=items)
         return restored['states'], restored['loop']
 
+    @signals.interrupt_held()
     def wait(self) -> None:
         """Blocks until all started saves are on disk."""
         self._manager.wait_until_finished()
@@ -453,6 +456,7 @@ class Checkpointer:
                     self.close()
             raise
 
+    @signals.interrupt_held()
     def close(self) -> None:
         """Waits for saves in progress and releases threads."""
         self._manager.close()

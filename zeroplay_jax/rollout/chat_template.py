@@ -13,26 +13,16 @@ import html
 import json
 import pathlib
 import re
-import sys
 from collections.abc import Callable, Sequence
-from types import FrameType
-from typing import Any, TypeVar
-
-from transformers.utils import chat_template_utils
 
 from zeroplay_jax.retrieval.types import short
+from zeroplay_jax.rollout import template_process
 from zeroplay_jax.types import Json, UserError, first_line
 
-T = TypeVar('T')
 Roles = tuple[str, ...]
 
 # Roles for the results of calls, in the order in which they are tried.
 _TOOL_ROLES = ('tool', 'environment', 'observation', 'user')
-# Lines of a template that may be executed for one chat, and characters that it may write.
-_MOST_STEPS = 200_000
-_MOST_CHARACTERS = 1_000_000
-# Name that Jinja gives to the code of a template.
-_TEMPLATE_CODE = '<template>'
 # Two moments that differ in every part of a date, and the first one at another time of the day.
 _DATES = (datetime.datetime(2001, 2, 3), datetime.datetime(2019, 11, 27))
 _LATER = datetime.datetime(2001, 2, 3, 23, 58, 59)
@@ -58,8 +48,13 @@ _SENTINELS = (
     'medium ' * 1_000,
     'long ' * 20_000,
 )
-_STRING_LITERAL = re.compile(r"'((?:[^'\\]|\\.)*)'" + r'|"((?:[^"\\]|\\.)*)"', re.DOTALL)
+# Without its end a literal is the rest: otherwise every quotation mark in it would be tried.
+_STRING_LITERAL = re.compile(
+    r"'((?:[^'\\]|\\.)*+)(?:'|\Z)" + r'|"((?:[^"\\]|\\.)*+)(?:"|\Z)', re.DOTALL
+)
 _MOST_LITERAL_CHARACTERS = 100
+# Published templates have less than 40,000.
+_MOST_SOURCE_CHARACTERS = 60_000
 # What a template writes anew at every call, or in every process.
 _RANDOM = re.compile(r'\|\s*random\b|\blipsum\b')
 _ADDRESS = re.compile(r' at 0x[0-9a-f]{6,}')
@@ -133,22 +128,26 @@ class ChatTemplate:
         self._layouts: dict[tuple[Roles, bool], Layout] = {}
         self._openings: dict[tuple[Roles, str], Layout] = {}
         self._schemas: Sequence[Json] = ()
-        source = self._guarded(tokenizer.get_chat_template)
-        self.source = source
-        # Of the private functions this one alone is used: the public ones give a template no other date than today's.
-        self._compiled = self._guarded(lambda: chat_template_utils._compile_jinja_template(source))
         self._word = 'Qxzw'
-        while self._word in source:
-            self._word += 'q'
-        self._check_repeatable(source)
+        try:
+            self.source = source = tokenizer.get_chat_template()
+            if len(source) > _MOST_SOURCE_CHARACTERS:
+                raise ValueError(f'it has {len(source):,} characters')
+            while self._word in source:
+                self._word += 'q'
+        except (TypeError, ValueError) as error:
+            raise self._error(f'cannot be used ({first_line(error)})') from None
+        self._seconds = template_process.MOST_SECONDS
+        self._check_repeatable()
         self.layout(('user',))
         self.tool_role, self.tool_error = self._find_tool_role()
         chats: list[Roles] = [('user',)]
         if self.tool_role:
             chats.append(('user', 'assistant', self.tool_role))
+        self.notes = self._find_notes(chats)
+        # Behind the notes, which take no error for one: a template that has no time left is refused here.
         self.date = date if self._writes_date(chats) else None
         self.end_texts = self._find_end_texts()
-        self.notes = self._find_notes(chats, source)
 
     def layout(self, roles: Roles, add_header: bool = True) -> Layout:
         """Returns how a chat with these roles is written.
@@ -194,42 +193,36 @@ class ChatTemplate:
             return True
         thought = f'{self._word}thought'
         contents = ['x', f'<think>\n{thought}\n</think>\n\nx', 'x']
-        text = self._write(('user', 'assistant', self.tool_role), contents, True, self._now)
+        text = self._write(('user', 'assistant', self.tool_role), contents)
         return thought in text
 
     # ---- writing -------------------------------------------------------------------------------------
 
     def _write(
-        self, roles: Roles, contents: Sequence[str], add_header: bool, now: datetime.datetime
+        self,
+        roles: Roles,
+        contents: Sequence[str],
+        add_header: bool = True,
+        now: datetime.datetime | None = None,
     ) -> str:
-        """Returns the text of a chat as `apply_chat_template` writes it at a moment."""
+        """Returns the text of a chat as `apply_chat_template` writes it at a moment, by default at that of `date`."""
         messages = [
             {'role': role, 'content': content}
             for role, content in zip(roles, contents, strict=True)
         ]
-
-        def render() -> str:
-            return self._compiled.render(
-                messages=messages,
-                tools=self._schemas or None,
-                documents=None,
-                add_generation_prompt=add_header,
-                **self._special_tokens,
-                strftime_now=now.strftime,
-            )
-
-        text = self._guarded(lambda: _within_steps(_MOST_STEPS, render))
-        if len(text) > _MOST_CHARACTERS:
-            raise self._error(f'writes {len(text):,} characters around a message')
+        variables = {
+            'messages': messages,
+            'tools': self._schemas or None,
+            'documents': None,
+            'add_generation_prompt': add_header,
+            **self._special_tokens,
+        }
+        text, error, self._seconds = template_process.render(
+            [self.source, variables, (now or self._now).isoformat(), self._seconds]
+        )
+        if error:
+            raise self._error(f'cannot be used ({first_line(ValueError(error))})')
         return text
-
-    def _guarded(self, function: Callable[[], T]) -> T:
-        """Returns the result of code of the template; TemplateError for every exception."""
-        try:
-            return function()
-        except Exception as error:
-            # Templates raise exceptions of many types.
-            raise self._error(f'cannot be used ({first_line(error)[:200]})') from None
 
     def _error(self, problem: str) -> TemplateError:
         return TemplateError(
@@ -240,7 +233,7 @@ class ChatTemplate:
 
     def _find_layout(self, roles: Roles, add_header: bool) -> Layout:
         words = [f'{self._word}{index}' for index in range(len(roles))]
-        rest = self._write(roles, words, add_header, self._now)
+        text = rest = self._write(roles, words, add_header)
         between = []
         for role, word in zip(roles, words, strict=True):
             count = rest.count(word)
@@ -257,7 +250,7 @@ class ChatTemplate:
             # Turns of the assistant keep the ids that were sampled.
             form = ContentForm()
             if role != 'assistant':
-                form = self._find_form(roles, index, words, between, add_header)
+                form = self._find_form(roles, index, words, text, add_header)
             forms.append(form)
         return Layout(tuple(between), tuple(forms))
 
@@ -266,16 +259,15 @@ class ChatTemplate:
         roles: Roles,
         index: int,
         words: Sequence[str],
-        between: Sequence[str],
+        text: str,
         add_header: bool,
     ) -> ContentForm:
         """Returns what the template does to the text of message `index`, the same for all sentinels."""
-        before = _interleaved(between[: index + 1], words[:index])
-        behind = _interleaved(between[index + 1 :], words[index + 1 :])
+        before, _, behind = text.partition(words[index])
         written = {}
         for sentinel in _SENTINELS:
             contents = [*words[:index], sentinel, *words[index + 1 :]]
-            written[sentinel] = self._write(roles, contents, add_header, self._now)
+            written[sentinel] = self._write(roles, contents, add_header)
         for form in FORMS:
             if all(
                 text == before + ''.join(form.apply([sentinel])) + behind
@@ -330,12 +322,12 @@ class ChatTemplate:
                 continue
         return tuple(texts)
 
-    def _check_repeatable(self, source: str) -> None:
+    def _check_repeatable(self) -> None:
         """Raises TemplateError if the template writes other texts at another call, or in another process."""
         roles, contents = ('user',), [self._word]
-        text = self._write(roles, contents, True, self._now)
-        again = self._write(roles, contents, True, self._now)
-        if text != again or _RANDOM.search(source) or _ADDRESS.search(text):
+        text = self._write(roles, contents)
+        again = self._write(roles, contents)
+        if text != again or _RANDOM.search(self.source) or _ADDRESS.search(text):
             raise self._error('writes something else at every call')
 
     def _writes_date(self, chats: Sequence[Roles]) -> bool:
@@ -343,15 +335,15 @@ class ChatTemplate:
         depends = False
         for roles in chats:
             contents = [self._word] * len(roles)
-            text = self._write(roles, contents, True, _DATES[0])
-            if text != self._write(roles, contents, True, _LATER):
+            text = self._write(roles, contents, now=_DATES[0])
+            if text != self._write(roles, contents, now=_LATER):
                 raise self._error('writes the time of the day, so that no prompt can be repeated')
-            depends = depends or text != self._write(roles, contents, True, _DATES[1])
+            depends = depends or text != self._write(roles, contents, now=_DATES[1])
         return depends
 
-    def _find_notes(self, chats: Sequence[Roles], source: str) -> list[str]:
+    def _find_notes(self, chats: Sequence[Roles]) -> list[str]:
         """Returns `notes`: added words, a missing header, roles whose messages change with a text of the template."""
-        literals = [first or second for first, second in _STRING_LITERAL.findall(source)]
+        literals = [first or second for first, second in _STRING_LITERAL.findall(self.source)]
         texts = []
         for literal in dict.fromkeys(literals):
             if literal.strip() and len(literal) <= _MOST_LITERAL_CHARACTERS:
@@ -399,39 +391,9 @@ class ChatTemplate:
         contents = [self._word] * (len(roles) - 1) + [content]
         expected = self.layout(roles).spans([[text] for text in contents])
         try:
-            return self._write(roles, contents, True, self._now) != ''.join(expected)
+            return self._write(roles, contents) != ''.join(expected)
         except TemplateError:
             return True
-
-
-def _within_steps(limit: int, function: Callable[[], T]) -> T:
-    """Returns the result of a function that renders a template; ValueError after more than `limit` lines of it."""
-    # Lines are counted and not seconds, so that a template is accepted on every machine or on none.
-    steps = 0
-
-    def count(frame: FrameType, event: str, argument: Any) -> Any:
-        nonlocal steps
-        if frame.f_code.co_filename != _TEMPLATE_CODE:
-            return None
-        steps += 1
-        if steps > limit:
-            raise ValueError(f'it runs for more than {limit:,} lines')
-        return count
-
-    previous = sys.gettrace()
-    sys.settrace(count)
-    try:
-        return function()
-    finally:
-        sys.settrace(previous)
-
-
-def _interleaved(between: Sequence[str], words: Sequence[str]) -> str:
-    """Returns the texts with a word between every two; also of as many words as texts."""
-    text = ''
-    for index in range(max(len(between), len(words))):
-        text += ''.join(between[index : index + 1]) + ''.join(words[index : index + 1])
-    return text
 
 
 def _unescaped(literal: str) -> str:
@@ -481,17 +443,17 @@ class ContentForm:
 
     def apply(self, parts: Sequence[str]) -> list[str]:
         """Returns the parts of a text as the template writes them. Their types, such as `Untrusted`, are kept."""
-        written = [(type(part), str(part)) for part in parts]
-        for index, (kind, text) in enumerate(written):
-            written[index] = (kind, text.lstrip(self.left))
-            if written[index][1]:
+        texts = list(map(str, parts))
+        for index, text in enumerate(texts):
+            texts[index] = text.lstrip(self.left)
+            if texts[index]:
                 break
-        for index, (kind, text) in reversed(list(enumerate(written))):
-            written[index] = (kind, text.rstrip(self.right))
-            if written[index][1]:
+        for index in reversed(range(len(texts))):
+            texts[index] = texts[index].rstrip(self.right)
+            if texts[index]:
                 break
         escape = _ESCAPES[self.escape]
-        return [kind(escape(text)) for kind, text in written]
+        return [type(part)(escape(text)) for part, text in zip(parts, texts, strict=True)]
 
 
 _TRIMMED: tuple[str | None, ...] = ('', '\n', ' ', None)

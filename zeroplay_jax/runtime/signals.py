@@ -56,6 +56,28 @@ def raise_again() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@contextlib.contextmanager
+def interrupt_held() -> Iterator[None]:
+    """Returns a context at whose end a Ctrl-C acts that came within it; a second one ends the process at once.
+
+    It is for calls of libraries that start threads: if one is interrupted half-way, later calls wait for threads that
+    do not exist. SIGTERM needs nothing like it, because it sets a flag or ends the process. Without effect outside of
+    the main thread, and where another handler is installed.
+    """
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    if not is_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    line = b'stopped; the last complete checkpoint is there'
+    signal.signal(signal.SIGINT, lambda *_: _install(signal.SIGINT, line, _INTERRUPTED_STATUS))
+    try:
+        yield
+    finally:
+        # The handler of a second one, if the first one came.
+        if is_exit(signal.signal(signal.SIGINT, signal.default_int_handler)):
+            raise KeyboardInterrupt
+
+
 def is_exit(handler: Any) -> bool:
     """Returns whether a handler is one of this module."""
     return isinstance(handler, functools.partial) and handler.func is _exit

@@ -37,7 +37,7 @@ _YES = {'yes': True, 'no': False}
 _SCORE = {'1': True, '0': False}
 # A score at the end of a reply, behind a line break or the end of a sentence; 'Score:' and Markdown may surround it.
 _LAST_SCORE = re.compile(
-    r'(?:\A|\n|(?<=[.!]))[^\S\n]*(?:[-*`>#]+[^\S\n]*)?(?:(?:final[^\S\n]+)?score[^\S\n]*:[^\S\n]*)?[*`]*'
+    r'(?:\A|\n|(?<=[.!]))[^\S\n]*(?:[-*`>#]++[^\S\n]*)?(?:(?:final[^\S\n]+)?score[^\S\n]*:[^\S\n]*)?[*`]*'
     r'<score>\s*([01])\s*</score>[*`.\s]*\Z',
     re.IGNORECASE,
 )

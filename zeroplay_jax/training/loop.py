@@ -201,6 +201,8 @@ def _first_state(
         # A resumed run must not depend on the other one, which may have gone on or be gone.
         state['engine'] = engine.host_state()
         checkpoints.save(0, engine.device_state(), state)
+        # `saved_on_error` watches the later ones only.
+        checkpoints.wait()
         if hosts.is_first:
             origin.print_use('begins with')
     return state
