@@ -17,12 +17,8 @@ from run_files import check_same_run, lines
 
 OUTSIDE = ROOT / 'tests' / 'outside_package'
 EXAMPLES = ROOT / 'examples'
-# Example → the library that it needs besides those of the project, and what is said where it is missing.
-LIBRARIES = {
-    'openenv_env': ('openenv', 'it imports openenv, which is not installed'),
-    # It has a Python of its own, which a new folder lacks.
-    'verifiers_env': ('', 'give the Python in which verifiers is installed'),
-}
+# Libraries that an example needs besides those of the project.
+LIBRARIES = {'openenv_env': 'openenv'}
 SOURCES = ('pyproject.toml', 'MANIFEST.in', 'README.md', 'LICENSE', 'requirements.txt')
 FOLDERS = ('zeroplay_jax', 'retrieval', 'configs')
 
@@ -133,12 +129,12 @@ def test_the_examples_are_packages_that_a_user_can_install(python, tmp_path):
     words = ('-m', 'zeroplay_jax.main', '--check', '--workdir=run')
     running = [start(python, tmp_path, *words, f'--config={config}') for config in configs]
     for config, process in zip(configs, running, strict=True):
-        library, problem = LIBRARIES.get(config.parent.name, ('', ''))
-        if problem and not (library and importlib.util.find_spec(library)):
-            _, err = finish(process, status=2)
-            assert problem in err
-        else:
+        library = LIBRARIES.get(config.parent.name)
+        if library is None or importlib.util.find_spec(library):
             finish(process)
+        else:
+            _, err = finish(process, status=2)
+            assert f'it imports {library}, which is not installed' in err
 
 
 def start_training(python, folder, workdir):

@@ -64,8 +64,7 @@ class Player:
         # Of several agents the last one.
         trace = episode.traces[-1]
         parts = {reward: each.value for reward, each in trace.rewards.items()}
-        answer = getattr(task.data, 'answer', None)
-        return {'reward': trace.reward, 'parts': trace.metrics | parts, 'answer': answer}
+        return {'reward': trace.reward, 'parts': trace.metrics | parts}
 
     async def serve(self, reader, writer):
         """Plays the rollout of a connection, which begins with the number of its task."""

@@ -90,7 +90,6 @@ class Recipe(RecipeBase):
                 self.failures.add(end['error'])
             if model.rollout is None:
                 raise TaskDropped(FAILED)
-            answers = (str(end['answer']),) if end.get('answer') else ()
             row = Row(
                 'solver',
                 model.rollout,
@@ -98,7 +97,7 @@ class Recipe(RecipeBase):
                 group_of(task.identity),
                 parts=end.get('parts', {}),
                 drop=FAILED if 'error' in end else None,
-                info=RowInfo(question=Question(model.question, answers, hops=0)),
+                info=RowInfo(question=Question(model.question, hops=0)),
             )
             rows.append(row)
         return Outcome(rows)
@@ -222,7 +221,7 @@ class Player:
         self.port, self.tasks, self.tools = first['port'], first['tasks'], first['tools']
 
     async def play(self, task, model):
-        """Returns how a rollout ended: {'reward', 'parts', 'answer'} or {'error'}."""
+        """Returns how a rollout ended: {'reward', 'parts'} or {'error'}."""
         try:
             reader, writer = await asyncio.open_connection('127.0.0.1', self.port, limit=2**30)
         except OSError as error:
