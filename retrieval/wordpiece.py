@@ -127,7 +127,7 @@ def _read_tokenizer(folder: pathlib.Path) -> tokenizers.Tokenizer:
     """Returns the tokenizer of a checkpoint folder as `transformers` reads it."""
     path = folder / 'tokenizer.json'
     settings = read_optional(folder / 'tokenizer_config.json')
-    classes = _BERT_CLASSES + _GENERIC_CLASSES
+    classes: tuple[str, ...] = _BERT_CLASSES + _GENERIC_CLASSES
     try:
         if path.exists():
             tokenizer = tokenizers.Tokenizer.from_file(str(path))
