@@ -19,10 +19,7 @@ def refusal(headers, is_local: bool = True) -> str:
     """
     name = _PORT.sub('', headers.get('host', '')).lower()
     if is_local and name not in ('', *NAMES):
-        return (
-            'the address of the request names another machine, and this server answers its own alone; ask localhost, '
-            'or start a search server with --host 0.0.0.0'
-        )
+        return 'the address names another machine; ask localhost, or start a search server with --host 0.0.0.0'
     origin = headers.get('origin')
     if origin and _PORT.sub('', origin.partition('://')[2]) not in (name, *NAMES):
         return 'a page of another site sent the request'

@@ -82,8 +82,9 @@ def _serve() -> None:
         try:
             # The public functions give a template no other date than today's.
             template = chat_template_utils._compile_jinja_template(source)
-            strftime = datetime.datetime.fromisoformat(now).strftime
-            text = template.render(**variables, strftime_now=strftime)
+            text = template.render(
+                **variables, strftime_now=datetime.datetime.fromisoformat(now).strftime
+            )
             if len(text) > _MOST_CHARACTERS:
                 raise ValueError(f'it writes {len(text):,} characters around a message')
         except MemoryError:
