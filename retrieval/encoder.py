@@ -19,6 +19,7 @@ from jaxtyping import Float32, Int32, Int64
 
 from . import encoder_folder
 from .bert import bert_vectors, load_params, read_config
+from .jax_options import all_devices
 from .types import RetrievalError
 from .wordpiece import WordPiece
 
@@ -49,7 +50,7 @@ class TextEncoder:
       batch_tokens: tokens of one passage batch over all devices, padding included; None: chosen by the devices.
 
     Raises:
-      RetrievalError: no usable checkpoint, unknown prefixes, or a setting outside its range.
+      UserError: no usable checkpoint, unknown prefixes, a setting outside its range, or as `jax_options.all_devices`.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class TextEncoder:
         dtype: str = 'float32',
         batch_tokens: int | None = None,
     ):
+        all_devices()
         about = encoder_folder.read(pathlib.Path(folder))
         self.folder = about.path
         self._config = read_config(about.transformer, about.pooling)

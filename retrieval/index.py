@@ -29,6 +29,7 @@ from jaxtyping import Array, Float, Float32, Int, Int32, Int64
 
 from .command import import_tensorflow, quiet
 from .corpus import Corpus, MemoryCorpus
+from .jax_options import all_devices
 from .shards import is_unit
 from .types import Encoder, RetrievalError, short
 from .types import Index as Index
@@ -253,6 +254,7 @@ def _on_devices(
     vectors: Float[np.ndarray, 'passages dimension'],
 ) -> Float32[Array, 'rows dimension']:
     """Returns the vectors split by rows over all local devices, padded with zero rows to equal shards."""
+    all_devices()
     devices = jax.local_devices()
     mesh = jax.sharding.Mesh(np.array(devices), ('rows',))
     sharding = jax.NamedSharding(mesh, jax.P('rows'))

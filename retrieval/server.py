@@ -14,7 +14,8 @@ GET /metrics    Prometheus.
 While the index is busy, queries of several requests collect and are searched for together in its next call. An answer
 depends on its query only, so this does not change results. If too many queries wait, the answer is 503 with
 Retry-After. Requests take turns, so that a large one does not hold up small ones. Errors are {"error": reason}.
-The server has no passwords: whoever reaches its address can search. Pages of other sites in a browser cannot.
+The server has no passwords: whoever reaches its address can search. Pages of other sites in a browser
+cannot, where it listens on the loopback interface.
 """
 
 from __future__ import annotations

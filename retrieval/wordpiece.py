@@ -126,7 +126,9 @@ def _splitter(texts: Iterable[str]) -> re.Pattern[str]:
 def _read_tokenizer(folder: pathlib.Path) -> tokenizers.Tokenizer:
     """Returns the tokenizer of a checkpoint folder as `transformers` reads it."""
     path = folder / 'tokenizer.json'
-    settings = read_optional(folder / 'tokenizer_config.json')
+    # Where both name a token, `transformers` takes the second one.
+    settings = read_optional(folder / 'special_tokens_map.json')
+    settings |= read_optional(folder / 'tokenizer_config.json')
     classes: tuple[str, ...] = _BERT_CLASSES + _GENERIC_CLASSES
     try:
         if path.exists():
@@ -156,6 +158,10 @@ def _read_tokenizer(folder: pathlib.Path) -> tokenizers.Tokenizer:
         )
         tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     problem = _problem(tokenizer, settings)
+    # Those of tokenizer.json are in it.
+    later_tokens = {} if path.suffix == '.json' else read_optional(folder / 'added_tokens.json')
+    if later_tokens.keys() - tokenizer.get_vocab().keys():
+        problem = 'added_tokens.json has other tokens'
     if problem:
         raise RetrievalError(f'{path}: {problem}, which is not supported; take another encoder')
     return tokenizer
@@ -171,6 +177,11 @@ def _problem(tokenizer: tokenizers.Tokenizer, settings: dict[str, Any]) -> str:
         return f'it is {type(tokenizer.model).__name__} and not WordPiece'
     if len(tokenizer.encode('').ids) != 2:
         return 'it puts others than two control tokens around a text'
+    for name, token_id in zip(('cls_token', 'sep_token'), tokenizer.encode('').ids, strict=True):
+        stated = settings.get(name) or tokenizer.id_to_token(token_id)
+        text = stated['content'] if isinstance(stated, dict) else stated
+        if tokenizer.token_to_id(text) != token_id:
+            return f'{name} in tokenizer_config.json is {text!r}'
     if settings.get('truncation_side', 'right') != 'right':
         return 'truncation_side in tokenizer_config.json is not right'
     # Where there is such a list, `transformers` takes no other one.

@@ -8,6 +8,10 @@ from python_process import run_python
 
 import zeroplay_jax as zp
 from zeroplay_jax.policy import sharding
+from zeroplay_jax.retrieval.corpus import MemoryCorpus
+from zeroplay_jax.retrieval.encoder import TextEncoder
+from zeroplay_jax.retrieval.index import ExactIndex
+from zeroplay_jax.retrieval.lexical import LexicalEncoder
 from zeroplay_jax.rollout import slot_state
 
 # Option → a value under which dtypes, noise or products differ, or programs do not trace.
@@ -84,7 +88,7 @@ def test_every_option_of_jax_is_decided():
     decided = {*REFUSED, *NOISE, *SAME, *(f'jax_{name}' for name in OTHERS)}
     options = {name for name in jax.config.values if name.startswith('jax_')}
     assert options - decided == set(), (
-        'does it change types, noise or products? (runtime/devices.py)'
+        'does it change types, noise or products? (retrieval/jax_options.py)'
     )
 
 
@@ -94,6 +98,15 @@ def test_an_option_that_changes_numbers_is_refused(option, user_meets, name):
     option(name, REFUSED[name])
     with user_meets(f'^{name}={REFUSED[name]}: .*unset {name.upper()}, or call jax.config.update'):
         sharding.make_mesh()
+
+
+@pytest.mark.fault('nov29-B7', 'the same where an index is built')
+def test_an_option_that_changes_vectors_is_refused(option, user_meets):
+    option('jax_numpy_dtype_promotion', 'strict')
+    with user_meets('^jax_numpy_dtype_promotion=strict: '):
+        ExactIndex(LexicalEncoder(64), MemoryCorpus(['a'], ['b']), np.ones((1, 64), np.float32))
+    with user_meets('^jax_numpy_dtype_promotion=strict: '):
+        TextEncoder('no folder')
 
 
 def test_an_option_that_a_notebook_sets_later_is_refused(tmp_path, user_meets):

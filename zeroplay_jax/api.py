@@ -34,10 +34,10 @@ from zeroplay_jax.policy import adapter_config, hf
 from zeroplay_jax.policy.config_fields import FAMILIES
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.retrieval import downloads
+from zeroplay_jax.retrieval.jax_options import check_options
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.rollout.prompts import select
 from zeroplay_jax.rollout.tokens import Codec
-from zeroplay_jax.runtime.devices import check_options
 from zeroplay_jax.runtime.workdir import check_is_folder
 from zeroplay_jax.selfplay import library_builder
 from zeroplay_jax.selfplay.answers import final_answer, metric_score

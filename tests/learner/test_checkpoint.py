@@ -1,6 +1,7 @@
 """A workdir belongs to one config, and a checkpoint gives back what went in, under any mesh."""
 
 import json
+import os
 import signal
 import time
 
@@ -15,6 +16,7 @@ from run_records import begin
 
 from zeroplay_jax.learner.checkpoint import Checkpointer, saved_steps
 from zeroplay_jax.policy import sharding
+from zeroplay_jax.runtime import signals
 from zeroplay_jax.runtime.workdir import WorkdirError, claim
 from zeroplay_jax.types import UserError
 
@@ -81,6 +83,18 @@ def test_an_interrupt_waits_for_the_end_of_a_save(tmp_path, monkeypatch, user_re
     checkpoints.close()
     assert saved_steps(tmp_path / 'checkpoints') == [1] * (method == 'save')
     user_reads('right: the step is complete, and Ctrl-C acts behind it')
+
+
+def test_an_interrupt_leaves_no_descriptor_and_hides_no_error():
+    before = len(os.listdir('/proc/self/fd'))
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt), signals.interrupt_held():
+            signal.raise_signal(signal.SIGINT)
+    with pytest.raises(OSError, match='full'), signals.interrupt_held():
+        signal.raise_signal(signal.SIGINT)
+        raise OSError('the disk is full')
+    assert len(os.listdir('/proc/self/fd')) == before
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_second_interrupt_ends_the_process_at_once():

@@ -188,6 +188,18 @@ def written(name, **fields):
     return write
 
 
+def with_vocabulary(change):
+    """Replaces tokenizer.json by vocab.txt and makes a change; tokenizer_config.json names no control tokens."""
+
+    def replace(folder):
+        (folder / 'tokenizer.json').unlink()
+        (folder / TOKENIZER).write_text('{}')
+        shutil.copy(MODEL / 'vocab.txt', folder)
+        change(folder)
+
+    return replace
+
+
 def added_token(**fields):
     """Changes the only added token that controls nothing."""
 
@@ -210,6 +222,7 @@ TRANSFORMER = 'sentence_bert_config.json'
 ABOUT = 'config_sentence_transformers.json'
 TOKENIZER = 'tokenizer_config.json'
 POOLING = '1_Pooling/config.json'
+LATER = 'added_tokens.json'
 OTHER_TOKEN = {'30522': {'content': 'other', 'special': False}}
 # What was sent → (change of a folder, words of the line).
 REFUSED = {
@@ -223,6 +236,15 @@ REFUSED = {
     'cut at the beginning': (written(TOKENIZER, truncation_side='left'), 'truncation_side'),
     'another class': (written(TOKENIZER, tokenizer_class='BertJapaneseTokenizer'), 'Japanese'),
     'other added tokens': (written(TOKENIZER, added_tokens_decoder=OTHER_TOKEN), 'other tokens'),
+    'another token at the end': (written(TOKENIZER, sep_token='[PAD]'), 'sep_token .*PAD'),
+    'another token in a file of its own': (
+        with_vocabulary(written('special_tokens_map.json', cls_token='[MASK]')),
+        'cls_token .*MASK',
+    ),
+    'added tokens in a file of their own': (
+        with_vocabulary(written(LATER, sarscov=30_522)),
+        'added_tokens.json has other',
+    ),
     'an added token of whole words': (added_token(single_word=True), 'single_word'),
     'a control token as prompt': (
         written(ABOUT, prompts={'query': '[CLS] ', 'document': 'doc: '}),

@@ -184,6 +184,21 @@ def test_templates_without_end_are_refused(opened, user_reads, monkeypatch, kind
     opened(template())
 
 
+def test_a_long_chat_is_written(opened):
+    roles = ('user', 'assistant') * 8
+    layout = opened(template()).template.layout(roles)
+    spans = layout.spans([[str(number)] for number in range(len(roles))])
+    assert ''.join(spans).count('15') == 1 and len(layout.forms) == 16
+
+
+def test_the_time_of_a_template_never_grows():
+    seconds = 5.0
+    for _ in range(20):
+        _, _, left = template_process.render(['x', {}, '2026-11-29T00:00:00', seconds])
+        assert left <= seconds
+        seconds = left
+
+
 def test_an_interrupted_chat_is_no_reply_to_the_next_one(monkeypatch):
     def write(text):
         return template_process.render([text, {}, '2026-11-29T00:00:00', 5.0])

@@ -159,7 +159,7 @@ def here() -> Machine:
     """Returns the machine of this run; the processes must have met."""
     import jax
 
-    from zeroplay_jax.runtime.devices import all_devices
+    from zeroplay_jax.retrieval.jax_options import all_devices
 
     devices = all_devices()
     return machine_of(devices[0].device_kind, len(devices), jax.process_count())

@@ -17,7 +17,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
-from zeroplay_jax.runtime.devices import all_devices
+from zeroplay_jax.retrieval.jax_options import all_devices
 from zeroplay_jax.types import UserError
 
 AXES = ('replica', 'fsdp', 'model')

@@ -232,7 +232,8 @@ class ChatTemplate:
     # ---- sentinels -----------------------------------------------------------------------------------
 
     def _find_layout(self, roles: Roles, add_header: bool) -> Layout:
-        words = [f'{self._word}{index}' for index in range(len(roles))]
+        # The letter ends a number: word 1 is no part of word 10.
+        words = [f'{self._word}{index}z' for index in range(len(roles))]
         text = rest = self._write(roles, words, add_header)
         between = []
         for role, word in zip(roles, words, strict=True):

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import types
 from typing import Any
 
@@ -77,6 +78,7 @@ def _serve() -> None:
     for line in sys.stdin:
         source, variables, now, seconds = json.loads(line)
         text = error = ''
+        started = time.process_time()
         # Its signal ends the process, also inside a library.
         signal.setitimer(signal.ITIMER_PROF, seconds)
         try:
@@ -92,7 +94,9 @@ def _serve() -> None:
         # Templates raise exceptions of many types.
         except Exception as exception:
             text, error = '', str(exception)[:_MOST_CHARACTERS] or type(exception).__name__
-        seconds_left, _ = signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        # Not what the timer has left, which is rounded up at every call. A timer of 0 seconds would never end.
+        seconds_left = max(1e-3, seconds - (time.process_time() - started))
         print(json.dumps([text, error, seconds_left]), flush=True)
 
 

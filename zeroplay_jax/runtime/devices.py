@@ -18,51 +18,9 @@ from zeroplay_jax.types import UserError, first_line
 
 # The hosts of a TPU slice start minutes apart. This is also JAX's own default timeout.
 JOIN_SECONDS = 300.0
-# Options of JAX that change dtypes, noise or products, with the values that runs have. What a run draws names its
-# generator (rollout/slot_state.py), whatever the default one is.
-_OPTIONS = {
-    'jax_default_matmul_precision': None,
-    'jax_enable_x64': False,
-    'jax_numpy_dtype_promotion': 'standard',
-    'jax_numpy_rank_promotion': 'allow',
-    'jax_threefry_partitionable': True,
-}
 # Options of glibc's mallopt(3). M_TRIM_THRESHOLD and M_MMAP_MAX: what is freed stays in the heap; M_ARENA_MAX: one heap
 # for all threads, because those of threads hold 64 MiB at most.
 _MALLOC_OPTIONS = {-1: -1, -4: 0, -8: 1}
-
-
-def check_options() -> None:
-    """Refuses options of JAX, of the environment or of a notebook, with which a run would give other numbers or none.
-
-    Raises:
-      UserError: one line.
-    """
-    for name, value in _OPTIONS.items():
-        # Later versions of JAX lack some.
-        current = getattr(jax.config, name, value)
-        if current != value:
-            raise UserError(
-                f'{name}={current}: programs here are written for {value}; unset {name.upper()}, or call '
-                f'jax.config.update({name!r}, {value!r})'
-            )
-
-
-def all_devices() -> list[jax.Device]:
-    """Returns the devices of all processes.
-
-    Raises:
-      UserError: there is none, or as `check_options`.
-    """
-    check_options()
-    try:
-        return jax.devices()
-    # JAX asserts that there is a device on platforms that it knows.
-    except (RuntimeError, AssertionError) as error:
-        reason = f' ({first_line(error)})' if str(error) else ''
-        raise UserError(
-            f'JAX_PLATFORMS={jax.config.jax_platforms or ""}: JAX finds no such device{reason}; correct it or unset it'
-        ) from error
 
 
 def divide_cpu(devices: int) -> None:

@@ -74,8 +74,12 @@ def interrupt_held() -> Iterator[None]:
         yield
     finally:
         # The handler of a second one, if the first one came.
-        if is_exit(signal.signal(signal.SIGINT, signal.default_int_handler)):
-            raise KeyboardInterrupt
+        handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+        if is_exit(handler):
+            os.close(handler.args[0])
+    # An error of the body says more than the interrupt.
+    if is_exit(handler):
+        raise KeyboardInterrupt
 
 
 def is_exit(handler: Any) -> bool:

@@ -19,13 +19,14 @@ from zeroplay_jax.learner.weights_view import FrozenBase, publisher
 from zeroplay_jax.policy import adapter_config, adapters, hf, sharding
 from zeroplay_jax.policy.stored_tensors import checked_headers
 from zeroplay_jax.policy.transformer import ModelConfig, Params
+from zeroplay_jax.retrieval.jax_options import all_devices
 from zeroplay_jax.rollout.prompts import Prompt, select
 from zeroplay_jax.rollout.sampler import Sampler, SamplerConfig
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.rollout.tokens import Codec, open_codec
 from zeroplay_jax.rollout.weights import MOMENT, AdapterStore, WeightStore
-from zeroplay_jax.runtime.devices import all_devices, divide_cpu
+from zeroplay_jax.runtime.devices import divide_cpu
 from zeroplay_jax.selfplay import library_builder, prompt_check
 from zeroplay_jax.selfplay.context import REPLAYS, Role, RolloutContext
 from zeroplay_jax.selfplay.engine import Engine
