@@ -178,7 +178,7 @@ def _problem(tokenizer: tokenizers.Tokenizer, settings: dict[str, Any]) -> str:
     if len(tokenizer.encode('').ids) != 2:
         return 'it puts others than two control tokens around a text'
     for name, token_id in zip(('cls_token', 'sep_token'), tokenizer.encode('').ids, strict=True):
-        stated = settings.get(name) or tokenizer.id_to_token(token_id)
+        stated: Any = settings.get(name) or tokenizer.id_to_token(token_id)
         text = stated['content'] if isinstance(stated, dict) else stated
         if tokenizer.token_to_id(text) != token_id:
             return f'{name} in tokenizer_config.json is {text!r}'

@@ -74,7 +74,7 @@ def interrupt_held() -> Iterator[None]:
         yield
     finally:
         # The handler of a second one, if the first one came.
-        handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+        handler: Any = signal.signal(signal.SIGINT, signal.default_int_handler)
         if is_exit(handler):
             os.close(handler.args[0])
     # An error of the body says more than the interrupt.
