@@ -89,7 +89,11 @@ def _signature(node: ast.AST) -> str:
         call = node.name
     if isinstance(node, ast.AsyncFunctionDef):
         call = f'await {call}'
-    return f'{call} -> {ast.unparse(node.returns)}' if node.returns else call
+    if node.returns:
+        call = f'{call} -> {ast.unparse(node.returns)}'
+    if any(ast.unparse(each) == 'classmethod' for each in node.decorator_list):
+        call = f'@classmethod\n{call}'
+    return call
 
 
 def _field(field: ast.AnnAssign) -> str:

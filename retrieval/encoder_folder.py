@@ -186,12 +186,14 @@ def _read_prompts(folder: pathlib.Path, has_unit_vectors: bool) -> dict[str, Any
         raise RetrievalError(
             f'{path}: model_type={kind!r} is no encoder of single vectors; take another one'
         )
+    if settings.get('truncate_dim'):
+        raise RetrievalError(f'{path}: truncate_dim is not supported; take another encoder')
     similarity = settings.get('similarity_fn_name') or 'cosine'
     # Of unit vectors both give the same order.
     if similarity != 'cosine' and not (similarity == 'dot' and has_unit_vectors):
         raise RetrievalError(
-            f'{path}: similarity_fn_name={similarity!r} of vectors that are not normalised is not supported; take '
-            'another encoder'
+            f'{path}: similarity_fn_name={similarity!r} is not supported for these vectors; take another '
+            'encoder'
         )
     return settings.get('prompts') or {}
 

@@ -175,6 +175,9 @@ def _problem(tokenizer: tokenizers.Tokenizer, settings: dict[str, Any]) -> str:
     listed_words = {token['content'] for token in listed if not token.get('special')}
     if not isinstance(tokenizer.model, models.WordPiece):
         return f'it is {type(tokenizer.model).__name__} and not WordPiece'
+    # TensorFlow Text reads tokens as texts of C.
+    if any('\0' in text for text in tokenizer.get_vocab()):
+        return 'it has a token with the character U+0000'
     if len(tokenizer.encode('').ids) != 2:
         return 'it puts others than two control tokens around a text'
     for name, token_id in zip(('cls_token', 'sep_token'), tokenizer.encode('').ids, strict=True):

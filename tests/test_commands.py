@@ -21,8 +21,8 @@ COMMANDS = sorted(
     for folder in ('zeroplay_jax', 'zeroplay_jax/retrieval', 'benchmarks', 'tools')
     for path in (ROOT / folder).rglob('*.py')
     if "__name__ == '__main__'" in path.read_text(encoding='utf-8')
-    # Scripts for the environments of other engines.
-    if 'peers' not in path.parts
+    # Scripts for the environments of other engines, and one that only the package starts.
+    if 'peers' not in path.parts and path.name != 'template_process.py'
 )
 
 

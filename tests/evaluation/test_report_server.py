@@ -2,6 +2,8 @@
 
 import contextlib
 import signal
+import socket
+import struct
 import sys
 import threading
 import time
@@ -81,6 +83,18 @@ def read_refusal(address, headers):
     with pytest.raises(urllib.error.HTTPError, match='403') as refusal:
         urllib.request.urlopen(request, timeout=10)
     return refusal.value.reason
+
+
+def test_a_connection_that_its_client_resets_is_left(tmp_path, capfd):
+    folder = sample_run.write_run(tmp_path / 'run', count=8)
+    with report_server.server([folder], 0) as running:
+        client = socket.create_connection((report_server.HOST, running.server_port))
+        client.sendall(b'GET / HT')
+        # Closing sends a reset.
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))
+        client.close()
+        running.handle_request()
+    assert capfd.readouterr().err == ''
 
 
 def test_a_port_that_is_taken_and_a_bucket_are_refused(served):

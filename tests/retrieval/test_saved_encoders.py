@@ -232,6 +232,7 @@ REFUSED = {
     'other output': (written(TRANSFORMER, module_output_name='x'), "module_output_name='x'"),
     'arguments': (written(TRANSFORMER, processing_kwargs={'text': {}}), 'processing_kwargs'),
     'sparse vectors': (written(ABOUT, model_type='SparseEncoder'), 'SparseEncoder'),
+    'shorter vectors': (written(ABOUT, truncate_dim=16), 'truncate_dim'),
     'an empty prompt first': (written(ABOUT, prompts=PROMPTS), 'does not say its prefixes'),
     'cut at the beginning': (written(TOKENIZER, truncation_side='left'), 'truncation_side'),
     'another class': (written(TOKENIZER, tokenizer_class='BertJapaneseTokenizer'), 'Japanese'),

@@ -167,7 +167,8 @@ BOUNDLESS = {
     'doubling': "{% set n = namespace(x='x') %}{% for i in range(40) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
     'constant': "{{ ('x' * 10 ** 9) ~ ('y' * 10 ** 9) }}",
     # Only chats of one role take long.
-    'one role': "{% for m in messages if m.role == 'tool' %}{{ lipsum(n=3000000) }}{% endfor %}",
+    'one role': "{% for m in messages if m.role == 'tool' %}"
+    "{{ range(99999) | map('center', 99999) | map('length') | sum }}{% endfor %}",
 }
 
 

@@ -263,7 +263,17 @@ def test_references_of_html_are_said_once(tmp_path, caplog, user_reads):
 
 @pytest.mark.parametrize(
     'answer',
-    ['<answer>a</answer>', '\\boxed{4}', 'Ã©tÃ©', 'l’Ã©', 'â€œyesâ€\x9d', 'ete\ufffd', 'nan'],
+    [
+        '<answer>a</answer>',
+        '\\boxed{4}',
+        'Ã©tÃ©',
+        'l’Ã©',
+        'â€œyesâ€\x9d',
+        'ete\ufffd',
+        'nan',
+        'Jane Aus\u00adten',
+        '\u200bJane',
+    ],
 )
 @pytest.mark.fault('user-43', 'answers of a wrong encoding, or nan')
 def test_answers_that_a_conversion_damaged_are_said(answer, tmp_path, caplog, user_reads):

@@ -59,7 +59,10 @@ _RESULT_MARK = '####'
 _TRUTH_VALUES = {'true': True, 'false': False, '1': True, '0': False, '1.0': True, '0.0': False}
 _YES_OR_NO = {'true': 'yes', 'false': 'no'}
 # Tags and boxes of prompts; what pandas writes where nothing was.
-_DAMAGED = re.compile(rf'{DAMAGE}|</?answer>|\\boxed\{{|^nan$')
+# Of the characters that are not shown, without those that join letters.
+_DAMAGED = re.compile(
+    rf'{DAMAGE}|</?answer>|\\boxed\{{|^nan$|[\u00ad\u200b\u200e\u200f\u2060\ufeff]'
+)
 # What a program of tables makes of whole numbers.
 WHOLE = re.compile(r'\s*(-?\d+)\.0\s*')
 # First and last characters of a list or object that is written as a text.

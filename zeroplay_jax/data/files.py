@@ -127,7 +127,8 @@ def numbered_lines(path: str, *required: str, answered: bool = True) -> Iterator
                 if answered and any(map(is_damaged, accepted_answers(record))):
                     warn_once(
                         f'{path}: answers have references of HTML such as &amp;, tags such as <answer>, characters of '
-                        'a wrong encoding such as Ã©, or nan for none, which no policy writes; repair them'
+                        'a wrong encoding such as Ã© or that are not shown, or nan for none, which no policy writes; '
+                        'repair them'
                     )
             except ValueError as error:
                 unusable += 1

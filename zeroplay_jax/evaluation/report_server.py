@@ -1,5 +1,6 @@
 """Serves the report of runs that are going on: the page asks for the version of their files, and loads itself again."""
 
+import contextlib
 import functools
 import http.server
 from collections.abc import Sequence
@@ -56,6 +57,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     """Answers / with the page, and /version with the version of the files."""
 
     runs: Sequence[Path] = ()
+
+    def handle(self) -> None:
+        """Answers the requests of a connection; one that its client resets is left."""
+        with contextlib.suppress(ConnectionError):
+            super().handle()
 
     def do_GET(self) -> None:
         """Answers a request; what cannot be read is one line, with status 503."""

@@ -59,6 +59,7 @@ async def attempts(
     samples: int,
     *,
     by_majority: bool = False,
+    temperature: float | None = None,
 ) -> tuple[Question, list[Attempt]]:
     """Returns a question as it was scored, and rollouts on it with their scores.
 
@@ -69,6 +70,7 @@ async def attempts(
       samples: number of rollouts.
       by_majority: whether the most frequent answer of these rollouts (`rewards.majority_answer`) takes the place of the
         accepted ones. If no rollout answers, the question has none, and all scores are 0.
+      temperature: None: the role's. That of a frozen role is 0, at which all rollouts are equal: give one.
 
     Returns:
       The question with the accepted answers that were used; the rollouts. Those whose tool failed have no vote.
@@ -76,7 +78,7 @@ async def attempts(
     Raises:
       TaskDropped: the prompt is too long.
     """
-    trajectories = await context.ask(role, identity, samples, question=question.text)
+    trajectories = await context.ask(role, identity, samples, temperature, question=question.text)
     has_label = True
     if by_majority:
         keeps = config.rollout.failed == 'keep'

@@ -315,7 +315,8 @@ class RolloutContext:
 
         Args:
           identity: names the request within the run; all randomness derives from it, so it must be unique.
-          temperature: None: that of `after` where it goes on, else the role's.
+          temperature: None: that of `after` where it goes on, else the role's: `config.<role>.temperature` of a trained
+            role, 0 (greedy) of another one.
           prompt: name of the prompt; '': the role's own. Not read with `after`.
           after: a rollout of these episodes.
           keep: turns of it that stay in the context, with what was replied to each (rollout/continuing.py); None: all.
@@ -327,7 +328,7 @@ class RolloutContext:
           TaskDropped('prompt_too_long'): the prompt is longer than `Role.prompt_tokens`.
           TaskDropped('context_full'): the context, with its note, fills a slot.
           UserError: `after` cannot go on like this, nothing reads `keep`, `note` or a field, or a second request of the
-            step has this role and identity; a server does not answer.
+            step has this role and identity; several samples at temperature 0; a server does not answer.
         """
         asked_role = self.roles[role]
         env = asked_role.env
@@ -335,6 +336,11 @@ class RolloutContext:
         # A message between searches counts them; a rollout that goes on needs it again.
         read = {'hops'} if searched else set()
         _check_options(after, keep, note, fields.keys() - read, samples)
+        if samples > 1 and temperature is None and not asked_role.temperature:
+            raise UserError(
+                f'role {role}: {samples} samples at temperature 0 are equal, and a role that is not trained has no '
+                'other one; give ask a temperature'
+            )
         if searched and 'hops' in fields:
             env = dataclasses.replace(env, searched=(int(str(fields['hops'])), searched))
         weights = asked_role.weights

@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import importlib
 import importlib.util
+import inspect
 import json
 import random
 import sys
@@ -58,8 +59,9 @@ class RoleSpec:
         tag that its prompt asks for: ('answer',) for a proposer that writes a question and then its answer. With a
         wrong one its texts are cut off, or `answers.final_answer` reads none.
       weights_from: trained role whose weights it uses; '': the role is trained itself; 'initial': the frozen
-        weights of the start; 'solver@3': those of a trained role at the end of iteration 3, 'solver@best' at its best
-        evaluation (`checkpoint.best`), and before that moment those of the start.
+        weights of the start; 'solver@3': those of a trained role at the end of the third iteration (`Phase.iteration`
+        2), 'solver@best' at its best evaluation (`checkpoint.best`), and before that moment those of the start. Such a
+        role is greedy: for several rollouts give `ask` a temperature.
       tools: names of its tools; None: all of `config.tools.names`. A role without tools has one turn.
       groups_span_prompts: its advantage groups combine several prompts (HRPO groups by hop count),
         so that one rollout per prompt can be compared.
@@ -215,7 +217,9 @@ class Recipe:
         Called on all processes, with equal outcomes.
 
         Args:
-          outcomes: one per task of the step, with all rows; `row.drop` is set, `row.advantage` as of the update.
+          outcomes: one per task of the step, with all rows; `row.drop` is set, `row.advantage` as of the update. Rows
+            of roles that the step does not train (`step.phase.trains`) are among them, as Dr. Zero's proposals while
+            questions are collected, whose reward is 0.
         """
 
     def state(self) -> Json | None:
@@ -327,11 +331,21 @@ def recipe_class(name: str) -> type[Recipe]:
     if isinstance(recipe_type, type) and issubclass(recipe_type, Recipe):
         # A module that only imports the base class also has an attribute `Recipe`.
         if recipe_type is not Recipe:
+            _check_class_methods(name, recipe_type)
             return recipe_type
     raise ConfigError(
         f'config.recipe={name}: {path} has no class Recipe of its own; derive one from '
         'zeroplay_jax.selfplay.recipe.Recipe'
     )
+
+
+def _check_class_methods(name: str, recipe: type[Recipe]) -> None:
+    """Raises ConfigError for a method that is called without an instance and is no class method."""
+    for method in ('roles', 'check', 'judgements', 'reads_documents'):
+        if not inspect.ismethod(getattr(recipe, method)):
+            raise ConfigError(
+                f'config.recipe={name}: Recipe.{method} is called before there is a recipe; write @classmethod above it'
+            )
 
 
 def reads_pool(recipe: type[Recipe]) -> bool:
