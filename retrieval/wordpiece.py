@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tokenizers
@@ -21,7 +21,6 @@ _GENERIC_CLASSES = ('TokenizersBackend', 'PreTrainedTokenizerFast')
 # Noncharacters: no text that is read here has them.
 _UNKNOWN = '\ufffe'
 _UNUSED = '\uffff'
-_NEVER = '(?!)'
 
 
 class WordPiece:
@@ -63,14 +62,14 @@ class WordPiece:
             steps.insert(0, normalizers.Lowercase())
         self._normalizer = normalizers.Sequence(steps)
         self._pre_tokenizer = tokenizer.pre_tokenizer or pre_tokenizers.Sequence([])
-        words = [token for token in added.values() if not token.special]
-        self._as_written = _splitter(token.content for token in words if not token.normalized)
         # Text of an added token behind the normaliser → the token.
         self._added = {}
-        for token in words:
-            if token.normalized:
+        for token in added.values():
+            if not token.special:
                 self._added[self._normalizer.normalize_str(token.content)] = token.content
-        self._normalised = _splitter(self._added)
+        longest_first = sorted(self._added, key=len, reverse=True)
+        # Without any token a pattern that is found nowhere. Parentheses: `split` keeps the tokens.
+        self._token = re.compile(f'({"|".join(map(re.escape, longest_first)) or "(?!)"})')
         self._longest_word = tokenizer.model.max_input_chars_per_word
         self._wordpiece = tf_text.FastWordpieceTokenizer(
             vocabulary,
@@ -99,15 +98,9 @@ class WordPiece:
         # Half of a surrogate pair, which a policy can write, has no encoding and is left out.
         encodable = text.encode('utf-8', 'ignore').decode()
         words = []
-        # A pattern in parentheses: every second part is a token.
-        for number, part in enumerate(self._as_written.split(encodable)):
-            words += [part] if number % 2 else self._normalised_words(part)
-        return words
-
-    def _normalised_words(self, text: str) -> list[str]:
-        words = []
-        parts = self._normalised.split(self._normalizer.normalize_str(text))
+        parts = self._token.split(self._normalizer.normalize_str(encodable))
         for number, part in enumerate(parts):
+            # Every second part is a token.
             if number % 2:
                 words.append(self._added[part])
                 continue
@@ -115,12 +108,6 @@ class WordPiece:
                 # A longer word is unknown as a whole, as in the library.
                 words.append(word if len(word) <= self._longest_word else _UNKNOWN)
         return words
-
-
-def _splitter(texts: Iterable[str]) -> re.Pattern[str]:
-    """Returns a pattern that splits a text at the longest of some texts, which it keeps."""
-    longest_first = sorted(texts, key=len, reverse=True)
-    return re.compile(f'({"|".join(map(re.escape, longest_first)) or _NEVER})')
 
 
 def _read_tokenizer(folder: pathlib.Path) -> tokenizers.Tokenizer:
@@ -191,6 +178,6 @@ def _problem(tokenizer: tokenizers.Tokenizer, settings: dict[str, Any]) -> str:
     if listed and listed_words != {token.content for token in words}:
         return 'added_tokens_decoder in tokenizer_config.json lists other tokens'
     for token in words:
-        if token.single_word or token.lstrip or token.rstrip:
-            return f'the added token {token.content!r} has single_word, lstrip or rstrip'
+        if token.single_word or token.lstrip or token.rstrip or not token.normalized:
+            return f'the added token {token.content!r} has single_word, lstrip, rstrip or not normalized'
     return ''

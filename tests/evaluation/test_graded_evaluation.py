@@ -35,7 +35,7 @@ def make_config(url):
     config.eval.update(file='', tasks='', questions=2)
     config.policy.path = str(ROOT / 'zeroplay_jax' / 'mini' / 'clean')
     config.sampler.slots = 8
-    config.second_judge.update(kind='endpoint', url=url, model='some', prices=(1.0, 2.0))
+    config.second_judge.update(kind='endpoint', url=url, model='some')
     return config
 
 

@@ -7,7 +7,6 @@ import shutil
 
 import numpy as np
 import pytest
-import tokenizers
 import torch
 import transformers
 
@@ -46,17 +45,17 @@ def sentence_transformers():
         yield sentence_transformers
 
 
-def plain(folder, tokens=(), normalized=True, config=None, **tokenizer_settings):
+def plain(folder, tokens=(), config=None, **tokenizer_settings):
     """Saves a random checkpoint with MiniLM's vocabulary as `transformers` does; returns its folder.
 
     Args:
-      tokens: added to the tokenizer; `normalized` as of an added token.
+      tokens: added to the tokenizer.
       config: fields of tokenizer_config.json that are written over; 'gone' removes one.
       tokenizer_settings: of the tokenizer.
     """
     torch.manual_seed(0)
     tokenizer = transformers.AutoTokenizer.from_pretrained(MODEL, **tokenizer_settings)
-    tokenizer.add_tokens([tokenizers.AddedToken(text, normalized=normalized) for text in tokens])
+    tokenizer.add_tokens(list(tokens))
     sizes = transformers.BertConfig(
         vocab_size=30_522 + 8,
         hidden_size=32,
@@ -103,7 +102,7 @@ SAVED = {
     'longest sequence of the tokenizer': dict(config={'model_max_length': 24}),
     'added tokens': dict(tokens=['sarscov', 'covid19', 'New York']),
     'added tokens in capitals': dict(tokens=['SARSCOV', 'Élan']),
-    'added tokens as they are written': dict(tokens=['SARSCOV', '<ent>'], normalized=False),
+    'added tokens with marks': dict(tokens=['<ent>', 'C++']),
     'added tokens, lower-cased': dict(
         CASED, tokens=['SARSCOV', 'sarscov'], transformer=dict(do_lower_case=True)
     ),
@@ -246,6 +245,7 @@ REFUSED = {
         with_vocabulary(written(LATER, sarscov=30_522)),
         'added_tokens.json has other',
     ),
+    'an added token as it is written': (added_token(normalized=False), 'not normalized'),
     'an added token of whole words': (added_token(single_word=True), 'single_word'),
     'a control token as prompt': (
         written(ABOUT, prompts={'query': '[CLS] ', 'document': 'doc: '}),

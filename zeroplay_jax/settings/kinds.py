@@ -150,13 +150,6 @@ RubricCount = Annotated[
     tuple[int, ...],
     requires(lambda x: len(x) == 2 and 1 <= x[0] <= x[1], 'give (fewest, most), such as (3, 5)'),
 ]
-Prices = Annotated[
-    tuple[float, ...],
-    requires(
-        lambda x: len(x) == 2 and min(x) >= 0,
-        'give two prices, 0 or more, such as (0.5, 1.5)',
-    ),
-]
 
 
 def _check_request(text: str) -> str:

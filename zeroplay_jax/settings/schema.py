@@ -29,7 +29,6 @@ from zeroplay_jax.settings.kinds import (
     OpenFraction,
     PositiveFloat,
     PositiveInt,
-    Prices,
     RequestFields,
     RubricCount,
     Section,
@@ -206,8 +205,6 @@ class Judge(Section):
     """Fewest and most items of a rubric list."""
     at_once: PositiveInt = 64
     """`evaluate --workdir`, ratings: concurrent judgements of each judge."""
-    prices: Prices = (0.0, 0.0)
-    """endpoint: prices of a million prompt and reply tokens, for the estimate of `evaluate --workdir`."""
 
 
 class SecondJudge(Section):
@@ -226,8 +223,6 @@ class SecondJudge(Section):
     """Longest reply."""
     request: RequestFields = ''
     """As judge.request."""
-    prices: Prices = (0.0, 0.0)
-    """As judge.prices."""
 
 
 # ---- logs and traces -------------------------------------------------------------------------------

@@ -209,7 +209,7 @@ def _check_inputs(folder: pathlib.Path, inputs: run_record.Entries) -> None:
 
 
 def _judge_costs(config: Config) -> list[JudgeCost]:
-    """Returns name, key, reply limit and prices of the judge and, if there is one, of the second judge.
+    """Returns name, key and reply limit of the judge and, if there is one, of the second judge.
 
     Raises:
       UserError: both are the same judge.
@@ -237,22 +237,20 @@ def _settings_of(config: Config, name: str) -> types.SimpleNamespace:
 
 
 def _judge_cost(config: Config, name: str) -> JudgeCost:
-    """Returns name, key, reply limit and prices of one judge."""
+    """Returns name, key and reply limit of one judge."""
     settings = _settings_of(config, name)
     if settings.kind == 'rule':
         return JudgeCost(name, 'rule', 0)
     description = settings.kind
-    prices = (0.0, 0.0)
     if settings.kind == 'endpoint':
         description += f' {settings.model}'
-        prices = tuple(settings.prices)
     prompt = _templates(config)[GRADE_PROMPT]
     identity = [description, settings.temperature, settings.tokens, prompt.user]
     identity += filter(None, [prompt.system])
     if settings.kind == 'endpoint' and settings.request:
         identity.append(settings.request)
     digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:_KEY_DIGITS]
-    return JudgeCost(name, f'{description} {digest}', settings.tokens, prices)
+    return JudgeCost(name, f'{description} {digest}', settings.tokens)
 
 
 def _templates(config: Config) -> dict[str, Prompt]:
@@ -297,12 +295,10 @@ def _estimate_json(
     """Returns the numbers of an estimate."""
     judges = {}
     for estimate in estimates:
-        price = estimate.price
         judges[estimate.cost.name] = {
             'judgements': estimate.judgements,
             'prompt_tokens': estimate.prompt_tokens,
             'reply_tokens': estimate.reply_tokens,
-            'price': None if price is None else round(price, 6),
         }
     return {'tasks': len(tasks), 'judges': judges}
 
@@ -360,11 +356,7 @@ def _grade(
 
 # ---- estimate --------------------------------------------------------------------------------------
 #
-# Rollouts, judge requests, tokens at most, and their price.
-
-
-# Prices are per this many tokens.
-_PRICED_TOKENS = 1_000_000
+# Rollouts, judge requests, and tokens at most.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -375,13 +367,11 @@ class JudgeCost:
       name: 'judge' or 'second_judge'.
       key: its name in the record (`NamedJudge.key`).
       reply_tokens: longest reply; 0: a rule, which gets no requests.
-      prices: of a million prompt tokens and of a million reply tokens; zeros: unknown.
     """
 
     name: str
     key: str
     reply_tokens: int
-    prices: tuple[float, float] = (0.0, 0.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -399,18 +389,6 @@ class JudgeEstimate:
     judgements: int
     prompt_tokens: int
     reply_tokens: int
-
-    @property
-    def price(self) -> float | None:
-        """Price at most, in the currency of the prices, without repeated requests; None if no prices are known."""
-        # A rule gets no requests.
-        if not self.cost.reply_tokens:
-            return 0.0
-        if not any(self.cost.prices):
-            return None
-        prompt_price, reply_price = self.cost.prices
-        amount = self.prompt_tokens * prompt_price + self.reply_tokens * reply_price
-        return amount / _PRICED_TOKENS
 
 
 def estimate_judge(
@@ -487,12 +465,7 @@ def _judge_text(estimate: JudgeEstimate) -> str:
     key = estimate.cost.key
     if not estimate.cost.reply_tokens:
         return f'{key}: {estimate.judgements:,} grades, no requests'
-    text = (
+    return (
         f'{key}: {estimate.judgements:,} requests, at most {estimate.prompt_tokens:,} prompt tokens and '
         f'{estimate.reply_tokens:,} reply tokens'
     )
-    if estimate.price is not None:
-        text += (
-            f', at most {estimate.price:,.2f} in the currency of config.{estimate.cost.name}.prices'
-        )
-    return text
