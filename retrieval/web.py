@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import functools
 import logging
 import math
+import os
 import random
 import re
 import threading
@@ -37,6 +37,8 @@ _COMPRESSION = re.compile('gzip|deflate|br|zstd|compress', re.IGNORECASE)
 # Seconds between two attempts, and if the server asks for more.
 _LONGEST_PAUSE = 10.0
 _LONGEST_WAIT = 60.0
+# What a proxy, or a server that loads, says of a server that is away.
+_AWAY = (502, 503, 504)
 # None: without a proxy.
 _THIS_MACHINE = dict.fromkeys(('all://localhost', 'all://127.0.0.0/8', 'all://[::1]'))
 
@@ -100,10 +102,20 @@ class Exchange:
         self.retried = 0
         # Until when (time.monotonic) a server that does not answer is waited for; 0: it has never answered.
         self._patient_until = 0.0
+        self._open()
+
+    def _open(self) -> None:
+        process = self._process = os.getpid()
         self._limit = asyncio.Semaphore(self.at_once)
         client = self._client = open_client(self.headers)
+
+        def close() -> None:
+            # A forked process must not touch the connections of the first one.
+            if os.getpid() == process:
+                start(client.aclose())
+
         # At the end of the process the system closes the connections.
-        weakref.finalize(self, lambda: start(client.aclose())).atexit = False
+        weakref.finalize(self, close).atexit = False
 
     async def post(self, url: str, body: Any, read: Callable[[Reply], _Value]) -> _Value:
         """Returns what `read` makes of the reply to a request, with retries.
@@ -125,12 +137,18 @@ class Exchange:
                 return read(reply)
             except NoReply as error:
                 end = min(patient_until, self._patient_until)
-                is_patient = isinstance(error, Away) and time.monotonic() < end
+                is_away = isinstance(error, Away) or (
+                    reply is not None and reply.status_code in _AWAY
+                )
+                is_patient = is_away and time.monotonic() < end
                 if attempt >= self.retries and not is_patient:
                     raise NoReply(f'{error}, {attempt + 1} attempts') from None
             self.retried += 1
             await asyncio.sleep(self._pause_after(attempt, reply))
             attempt += 1
+
+    def _note_away(self) -> None:
+        self._patient_until = min(self._patient_until, time.monotonic() + self.patience)
 
     def _pause_after(self, attempt: int, reply: Reply | None) -> float:
         """Returns the seconds to wait after the failed attempt of this number, from 0."""
@@ -154,12 +172,14 @@ class Exchange:
           Redirected: the server names another address.
           RetrievalError: the request cannot be sent: an invalid address, or a body that is not Unicode.
         """
+        if self._process != os.getpid():
+            self._open()
         method = 'GET' if body is None else 'POST'
         try:
             async with self._limit, asyncio.timeout(self.timeout):
                 response = await self._client.request(method, url, json=body)
         except (TimeoutError, httpx2.TransportError) as error:
-            self._patient_until = min(self._patient_until, time.monotonic() + self.patience)
+            self._note_away()
             reason = hide(f'{type(error).__name__}: {error}', self._secrets)
             if isinstance(error, TimeoutError):
                 reason = f'no whole reply within {self.timeout:g} s'
@@ -167,7 +187,10 @@ class Exchange:
         except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as error:
             line = f'{url}: {type(error).__name__}: {error}'
             raise RetrievalError(hide(line, self._secrets)) from None
-        self._patient_until = math.inf
+        if response.status_code in _AWAY:
+            self._note_away()
+        else:
+            self._patient_until = math.inf
         content = response.content
         for secret in self._secrets:
             content = content.replace(secret.encode(), b'***')
@@ -236,11 +259,28 @@ def start(coroutine: Coroutine[Any, Any, _Value]) -> Future[_Value]:
     return asyncio.run_coroutine_threadsafe(coroutine, _event_loop())
 
 
-@functools.cache
+# The last one is that of this process; the others belong to the processes that it was forked from.
+_loops: list[asyncio.AbstractEventLoop | None] = [None]
+_lock = threading.Lock()
+
+
+def _forget_loop() -> None:
+    """In a forked process: the thread of the loop does not exist here, and the lock may be held forever."""
+    global _lock
+    _lock = threading.Lock()
+    _loops.append(None)
+
+
+os.register_at_fork(after_in_child=_forget_loop)
+
+
 def _event_loop() -> asyncio.AbstractEventLoop:
     """Returns the event loop of all requests, which runs in a daemon thread until the process ends."""
-    # It logs the address of every request.
-    logging.getLogger('httpx2').setLevel(logging.WARNING)
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name='requests', daemon=True).start()
-    return loop
+    with _lock:
+        loop = _loops[-1]
+        if loop is None:
+            # It logs the address of every request.
+            logging.getLogger('httpx2').setLevel(logging.WARNING)
+            loop = _loops[-1] = asyncio.new_event_loop()
+            threading.Thread(target=loop.run_forever, name='requests', daemon=True).start()
+        return loop

@@ -1,6 +1,7 @@
 """What holds for the clients of search servers, MCP servers, judges and served policies alike (retrieval/web.py)."""
 
 import asyncio
+import concurrent.futures
 import functools
 import json
 import logging
@@ -8,6 +9,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import threading
 import types
 
@@ -16,6 +18,7 @@ import pytest
 from web_servers import Web
 
 from zeroplay_jax.configs import common
+from zeroplay_jax.retrieval import web
 from zeroplay_jax.retrieval.client import Client, Http
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.rollout import prompts
@@ -274,3 +277,47 @@ def test_connections_outlive_event_loops(server, caplog, user_reads):
     assert counts == counts[:1] * 4
     assert not caplog.records
     user_reads('right: as many descriptors after four loops as after one')
+
+
+@pytest.mark.fault('nov29-web-1', 'first requests of many threads at once')
+def test_the_first_requests_of_many_threads_share_one_event_loop(server, monkeypatch, user_reads):
+    threads = 16
+    running = [thread.name for thread in threading.enumerate()].count('requests')
+    for loops in range(running + 1, running + 6):
+        monkeypatch.setattr(web, '_loops', [None])
+        begin = threading.Barrier(threads, timeout=SECONDS)
+        backend = Http(server.address, retries=0)
+
+        def search_first(name, begin=begin, backend=backend):
+            begin.wait()
+            return backend.retrieve([name], 1)
+
+        with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+            answers = list(pool.map(search_first, map(str, range(threads))))
+        assert len(answers) == threads
+        names = [thread.name for thread in threading.enumerate()]
+        assert names.count('requests') == loops
+    user_reads('right: all of them are answered')
+
+
+FORKED = """
+import os, sys
+from zeroplay_jax.retrieval.client import Http
+
+backend = Http(sys.argv[1], retries=0, timeout=10.0)
+print(len(backend.retrieve(['q'], 1)), flush=True)
+if os.fork() == 0:
+    print(len(backend.retrieve(['q'], 1)), flush=True)
+    del backend
+    os._exit(0)
+os.wait()
+print(len(backend.retrieve(['q'], 1)), flush=True)
+"""
+
+
+@pytest.mark.fault('nov29-web-2', 'a search in a forked process')
+def test_a_forked_process_has_connections_of_its_own(server, user_reads):
+    words = [sys.executable, '-c', FORKED, server.address]
+    run = subprocess.run(words, capture_output=True, text=True, timeout=3 * SECONDS, check=False)
+    assert run.stdout.split() == ['1'] * 3 and not run.stderr
+    user_reads('right: it is answered')

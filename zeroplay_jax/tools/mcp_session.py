@@ -60,11 +60,16 @@ class Connection:
     def __init__(self, server: McpServer):
         self.server = server
         self._is_process = bool(server.command)
+        self._begin()
+        atexit.register(self.close)
+        # The sessions of a process that is forked stay its own.
+        os.register_at_fork(after_in_child=self._begin)
+
+    def _begin(self) -> None:
         self._idle: list[_Session] = []
         # Calls in a row that got no reply in time.
         self._unanswered = 0
         self._opening = asyncio.Lock()
-        atexit.register(self.close)
 
     def list_tools(self, seconds: float) -> list[mcp_types.Tool]:
         """Returns the tools of the server; raises whatever the library does."""
