@@ -168,9 +168,10 @@ class Exchange:
           body: JSON value, which is posted; None: the page is got.
 
         Raises:
-          NoReply: the deadline passed, the connection failed, or the reply is compressed or too long.
+          NoReply: the deadline passed, the connection failed, or the reply is compressed.
           Redirected: the server names another address.
-          RetrievalError: the request cannot be sent: an invalid address, or a body that is not Unicode.
+          RetrievalError: the reply is too long, or the request cannot be sent: an invalid address, or a body that is not
+            Unicode.
         """
         if self._process != os.getpid():
             self._open()
@@ -233,21 +234,22 @@ async def _check(response: httpx2.Response) -> None:
     kind = 'text/event-stream'
     is_stream = response.headers.get('Content-Type', '').startswith(kind)
     if not is_stream or kind not in response.request.headers.get('Accept', ''):
-        response.stream = _Bounded(response.stream)
+        response.stream = _Bounded(response.stream, address)
 
 
 class _Bounded(httpx2.AsyncByteStream):
-    """The bytes of a reply; raises NoReply behind `MAX_REPLY_BYTES`."""
+    """The bytes of a reply; raises RetrievalError behind `MAX_REPLY_BYTES`: another attempt would bring as many."""
 
-    def __init__(self, stream: Any):
+    def __init__(self, stream: Any, address: str):
         self._stream = stream
+        self._address = address
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         size = 0
         async for chunk in self._stream:
             size += len(chunk)
             if size > MAX_REPLY_BYTES:
-                raise NoReply(TOO_LONG)
+                raise RetrievalError(f'{self._address}: {TOO_LONG}')
             yield chunk
 
     async def aclose(self) -> None:

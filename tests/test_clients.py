@@ -13,8 +13,10 @@ import sys
 import threading
 import types
 
+import httpx2
 import numpy as np
 import pytest
+import web_servers
 from web_servers import Web
 
 from zeroplay_jax.configs import common
@@ -298,6 +300,42 @@ def test_the_first_requests_of_many_threads_share_one_event_loop(server, monkeyp
         names = [thread.name for thread in threading.enumerate()]
         assert names.count('requests') == loops
     user_reads('right: all of them are answered')
+
+
+class Crowd:
+    """In place of an HTTP client: counts the requests in progress, of which the first ones wait for 512."""
+
+    def __init__(self):
+        self.now = self.most = 0
+        self.is_full = asyncio.Event()
+
+    async def request(self, method, url, json):
+        self.now += 1
+        self.most = max(self.most, self.now)
+        if self.now >= 512:
+            self.is_full.set()
+        await self.is_full.wait()
+        await asyncio.sleep(0.05)
+        self.now -= 1
+        return httpx2.Response(200, json=web_servers.CHAT)
+
+    async def aclose(self):
+        """Has no connections."""
+
+
+@pytest.mark.fault('nov29-web-5', 'hundreds of judgements in training at once')
+def test_the_requests_of_a_judge_at_once_are_bounded(monkeypatch, user_reads):
+    crowd = Crowd()
+    monkeypatch.setattr(web, 'open_client', lambda *_: crowd)
+    writer = endpoint_writer(settings('http://127.0.0.1').judge, prompts.select('full'))
+    referee = TextJudge(writer, (3, 5))
+
+    async def judge_all():
+        return await asyncio.gather(*[referee.correct((n,), 'q', ['a'], 'a') for n in range(600)])
+
+    assert asyncio.run(judge_all()) == [True] * 600
+    assert crowd.most == 512
+    user_reads('right: 512 are sent, the others wait')
 
 
 FORKED = """

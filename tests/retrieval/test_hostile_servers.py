@@ -10,7 +10,7 @@ from refusals import faults, refused
 
 from zeroplay_jax.retrieval import web
 from zeroplay_jax.retrieval.client import Client, Http
-from zeroplay_jax.retrieval.types import SearchFailed
+from zeroplay_jax.retrieval.types import RetrievalError, SearchFailed
 
 
 def http(fake, **options):
@@ -248,11 +248,26 @@ def test_an_endless_reply_takes_no_memory(fake, behaviour, reason):
     fake.script = [behaviour, 'ok']
     backend = http(fake)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(SearchFailed, match=reason):
+    with pytest.raises((SearchFailed, RetrievalError), match=reason):
         backend.retrieve(['q'], 1)
     kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert kilobytes < 80_000
     assert backend.retrieve(['q'], 1)[0][0]['id'] == '7'
+
+
+@pytest.mark.fault('nov29-web-6', 'a batch of queries with a reply of more than 16 MiB')
+def test_a_batch_whose_reply_is_too_long_is_answered_in_parts(fake, user_reads):
+    passage = {'document': {'id': '7', 'contents': '"T"\n' + 'x' * (5 << 20)}, 'score': 0.5}
+    two = (200, {'result': [[passage]] * 2})
+    fake.script = [(200, {'result': [[passage]] * 4}), two, two]
+    client = Client(http(fake, retries=4))
+    assert None not in client.retrieve(list('abcd'), 1)
+    assert [''.join(body['queries']) for body in fake.seen] == ['abcd', 'ab', 'cd']
+    assert client.metrics()['search/retries'] == 0
+    fake.script = [(200, b' ' * (17 << 20))]
+    assert client.retrieve(['e'], 1) == [None] and len(fake.seen) == 4
+    user_reads(client.last_failure)
+    assert client.last_failure == f'{fake.url}/retrieve: a reply of more than 16 MiB'
 
 
 @pytest.mark.parametrize('status', [b'[' * 200_000, b'\xff', {'index': ['x']}, [1]])

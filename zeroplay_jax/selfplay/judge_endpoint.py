@@ -44,6 +44,8 @@ _THOUGHT_PARTS = frozenset(('thinking', 'reasoning', 'redacted_thinking'))
 _EXAMPLE_TRIES = 3
 # Bytes of a reply that are looked at for a quotation.
 _QUOTED_BYTES = 400
+# Requests in progress, each with a descriptor; most systems allow a process 1,024 of them.
+_AT_ONCE = 512
 
 
 @dataclasses.dataclass(eq=False)
@@ -64,7 +66,7 @@ class ChatClient:
     config: Any
     fields: Mapping[str, str]
     key: str
-    at_once: int = sys.maxsize
+    at_once: int = _AT_ONCE
 
     def __post_init__(self) -> None:
         # A line feed, as of a file, would not be a header.
