@@ -32,11 +32,13 @@ if TYPE_CHECKING:
 # Section of the config → environment variable with the key of its server. No server gets the key of the other one: the
 # two may belong to different owners.
 _KEYS = {'judge': 'OPENAI_API_KEY', 'second_judge': 'SECOND_JUDGE_API_KEY'}
+# Header → environment variable with its value, for a server that gets OPENAI_API_KEY.
+_ACCOUNT = {'OpenAI-Organization': 'OPENAI_ORG_ID', 'OpenAI-Project': 'OPENAI_PROJECT_ID'}
 # Values of finish_reason of a whole reply, in lower case; some servers give none.
-WHOLE = frozenset(('stop', 'eos', 'eos_token', 'end_turn', 'stop_sequence', 'complete', 'none'))
-CUT_OFF = frozenset(('length', 'max_tokens', 'max_output_tokens', 'model_length'))
+WHOLE = frozenset('stop eos eos_token end_turn stop_sequence complete none'.split())
+CUT_OFF = frozenset('length max_tokens max_output_tokens model_length'.split())
 # Why a server does not give the model's reply. To ask again would favour verdicts that are easy to give.
-_REFUSED = frozenset(('content_filter', 'refusal', 'safety', 'recitation', 'guardrail_intervened'))
+_REFUSED = frozenset('content_filter refusal safety recitation guardrail_intervened'.split())
 # Types of parts of a content that is a list.
 _TEXT_PARTS = frozenset(('text', 'output_text'))
 _THOUGHT_PARTS = frozenset(('thinking', 'reasoning', 'redacted_thinking'))
@@ -60,6 +62,9 @@ class ChatClient:
       fields: which fields of the config advice in errors names for 'tokens', 'request' and 'model='.
       key: environment variable with the key.
       at_once: largest number of requests in progress.
+
+    Raises:
+      UserError: the key cannot be sent.
     """
 
     url: str
@@ -69,8 +74,16 @@ class ChatClient:
     at_once: int = _AT_ONCE
 
     def __post_init__(self) -> None:
-        # A line feed, as of a file, would not be a header.
-        headers = {'Authorization': f'Bearer {os.environ.get(self.key, "none").strip()}'}
+        # A line feed, as of a file, would not be a header; nor would an empty key.
+        key = os.environ.get(self.key, '').strip() or 'none'
+        if not key.isascii() or not key.isprintable():
+            raise UserError(
+                f'{self.key}: has a character that no key has, such as a line feed; correct this environment variable'
+            )
+        headers = {'Authorization': f'Bearer {key}'}
+        for name, variable in _ACCOUNT.items():
+            if self.key == 'OPENAI_API_KEY' and os.environ.get(variable):
+                headers[name] = os.environ[variable]
         self._address = self.url.rstrip('/').removesuffix('/chat/completions') + '/chat/completions'
         self._exchange = web.Exchange(
             self.url, self.config.timeout, self.config.retries, self.at_once, headers=headers

@@ -14,7 +14,7 @@ from typing import Any
 
 from zeroplay_jax.retrieval import json_text, masking
 from zeroplay_jax.tools.base import MAX_RESULT_CHARACTERS, Invocation, Tool, ToolResult
-from zeroplay_jax.tools.mcp_servers import McpServer, chosen_names, read_servers
+from zeroplay_jax.tools.mcp_servers import McpServer, chosen_names, hide, read_servers
 from zeroplay_jax.types import Json, UserError
 
 _MAX_DESCRIPTION = 300  # characters; every prompt of a run has them
@@ -251,4 +251,4 @@ def reason_of(server: McpServer, error: BaseException) -> str:
     line = lines[0]
     if 'validation error' in line and len(lines) > 2:
         line = f'not of the protocol at {lines[1]}: {lines[2].partition(" [type=")[0].strip()}'
-    return masking.hide(line, server.secrets)[:300]
+    return masking.hide_known(hide(line), server.secrets)[:300]

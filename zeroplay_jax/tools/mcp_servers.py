@@ -44,22 +44,14 @@ _FORMS = {
     'rename': 'an object of texts',
 }
 # Keys of other clients about their own windows and questions.
-_IGNORED = ('type', 'transport', 'disabled', 'enabled', 'autoApprove', 'alwaysAllow', 'description')
-_TOOLS = 'name the tools to use in "tools"'
+_IGNORED = 'type transport disabled enabled autoApprove alwaysAllow description'.split()
+_LISTS_OF_TOOLS = (
+    'exclude excludeTools excludedTools disabledTools disabled_tools include includeTools includedTools allowedTools '
+    'allowed_tools enabledTools enabled_tools'
+)
 # Keys of other clients → what to write instead.
 _UNSUPPORTED = {
-    'exclude': _TOOLS,
-    'excludeTools': _TOOLS,
-    'excludedTools': _TOOLS,
-    'disabledTools': _TOOLS,
-    'disabled_tools': _TOOLS,
-    'include': _TOOLS,
-    'includeTools': _TOOLS,
-    'includedTools': _TOOLS,
-    'allowedTools': _TOOLS,
-    'allowed_tools': _TOOLS,
-    'enabledTools': _TOOLS,
-    'enabled_tools': _TOOLS,
+    **dict.fromkeys(_LISTS_OF_TOOLS.split(), 'name the tools to use in "tools"'),
     'envFile': 'write its variables into "env"',
 }
 # Transport that an entry may name, in small letters without separators → the key that it belongs to.
@@ -70,6 +62,7 @@ _TRANSPORTS = {
     'streamablehttp': 'url',
     'remote': 'url',
 }
+_PATH = re.compile(r'(https?://[^\s/?#]+)[/?#]\S*?(?=[;,.)]*(?:\s|$))')
 _VARIABLE = re.compile(r'\$\{([^}]*)\}')
 _ENVIRONMENT = re.compile(r'(?:env:)?([A-Za-z_]\w*)(?::-(.*))?', re.DOTALL)
 
@@ -130,6 +123,9 @@ class McpServer:
             read[match[1]] = value
             return value
 
+        url = expand(self.url)
+        # Some addresses are a key as a whole, or end with one.
+        parts_of_url = [{'secret': value} for value in read.values()]
         env = expand_named(self.env)
         headers = expand_named(self.headers)
         for name, value in headers.items():
@@ -144,7 +140,7 @@ class McpServer:
             args=tuple(expand(argument) for argument in self.args),
             env=env,
             cwd=None if self.cwd is None else expand(self.cwd),
-            url=expand(self.url),
+            url=url,
             headers=headers,
         )
         if server.url and not server.url.startswith(('http://', 'https://')):
@@ -157,7 +153,7 @@ class McpServer:
                     f'{self.where}: "cwd" is {server.cwd!r}, which is no folder; correct it'
                 )
             server = dataclasses.replace(server, cwd=str(folder))
-        secrets = masking.secrets_of(read, env, headers, address=server.url)
+        secrets = masking.secrets_of(read, env, headers, *parts_of_url, address=url)
         return dataclasses.replace(server, secrets=secrets)
 
 
@@ -168,7 +164,7 @@ def read_servers(value: str) -> list[McpServer]:
       ConfigError: the file cannot be read or says something else.
     """
     if '://' in value:
-        return [McpServer('mcp', f'{FIELD}={masking.hide(value)}', url=value)]
+        return [McpServer('mcp', f'{FIELD}={hide(value)}', url=value)]
     path = pathlib.Path(value).expanduser()
     try:
         content: Any = json_text.parse(path.read_bytes())
@@ -205,6 +201,11 @@ def read_servers(value: str) -> list[McpServer]:
     if not servers:
         raise ConfigError(f'{FIELD}={value}: all of its servers are disabled')
     return servers
+
+
+def hide(line: str) -> str:
+    """Returns a line without secrets of addresses, nor their paths: some servers have their key there."""
+    return _PATH.sub(r'\1/…', masking.hide(line))
 
 
 def check_program(server: McpServer) -> None:

@@ -285,7 +285,7 @@ async def _transport(server: McpServer) -> AsyncIterator[tuple[Any, Any]]:
         if server.command:
             transport = process_transport(server)
         else:
-            client = await stack.enter_async_context(web.open_client(server.headers))
+            client = await stack.enter_async_context(web.open_client(server.headers, server.url))
             client.event_hooks['response'].append(_check_session)
             transport = streamable_http_client(
                 server.url, http_client=client, max_sse_event_size=web.MAX_REPLY_BYTES
@@ -311,7 +311,7 @@ def speaks_sse(server: McpServer) -> bool:
 async def _first_event(server: McpServer) -> str:
     headers = {**server.headers, 'Accept': 'text/event-stream'}
     async with (
-        web.open_client(headers) as client,
+        web.open_client(headers, server.url) as client,
         client.stream('GET', server.url) as response,
     ):
         return await anext(response.aiter_text(), '')
