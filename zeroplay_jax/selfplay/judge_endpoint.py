@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from zeroplay_jax.retrieval import json_text, web
+from zeroplay_jax.retrieval.masking import hide
 from zeroplay_jax.retrieval.types import short
 from zeroplay_jax.rollout.foreign_text import Message, Untrusted, without_surrogates
 from zeroplay_jax.rollout.prompts import Prompt, fill
@@ -135,7 +136,7 @@ class ChatClient:
         # These are about what was sent, for example a text that is too long.
         if status in (400, 413, 422):
             kind = NoReply
-        return kind(f'status {status}, {advice}: {reply.text}')
+        return kind(f'status {status}, {advice}: {hide(reply.text)}')
 
 
 def endpoint_writer(config, templates: Mapping[str, Prompt], section: str = 'judge') -> Writer:
@@ -296,7 +297,7 @@ def content_text(message: Json) -> str:
 
 
 def _json(value: Any) -> str:
-    return short(json.dumps(value, ensure_ascii=False))
+    return short(hide(json.dumps(value, ensure_ascii=False)))
 
 
 class _Lost(Exception):

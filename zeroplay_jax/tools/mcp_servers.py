@@ -62,7 +62,6 @@ _TRANSPORTS = {
     'streamablehttp': 'url',
     'remote': 'url',
 }
-_PATH = re.compile(r'(https?://[^\s/?#]+)[/?#]\S*?(?=[;,.)]*(?:\s|$))')
 _VARIABLE = re.compile(r'\$\{([^}]*)\}')
 _ENVIRONMENT = re.compile(r'(?:env:)?([A-Za-z_]\w*)(?::-(.*))?', re.DOTALL)
 
@@ -164,7 +163,7 @@ def read_servers(value: str) -> list[McpServer]:
       ConfigError: the file cannot be read or says something else.
     """
     if '://' in value:
-        return [McpServer('mcp', f'{FIELD}={hide(value)}', url=value)]
+        return [McpServer('mcp', f'{FIELD}={masking.hide(value)}', url=value)]
     path = pathlib.Path(value).expanduser()
     try:
         content: Any = json_text.parse(path.read_bytes())
@@ -201,11 +200,6 @@ def read_servers(value: str) -> list[McpServer]:
     if not servers:
         raise ConfigError(f'{FIELD}={value}: all of its servers are disabled')
     return servers
-
-
-def hide(line: str) -> str:
-    """Returns a line without secrets of addresses, nor their paths: some servers have their key there."""
-    return _PATH.sub(r'\1/…', masking.hide(line))
 
 
 def check_program(server: McpServer) -> None:
