@@ -247,23 +247,23 @@ async def _check(response: httpx2.Response) -> None:
         response.stream = _Bounded(response.stream, address)
 
 
+@dataclasses.dataclass
 class _Bounded(httpx2.AsyncByteStream):
     """The bytes of a reply; raises RetrievalError behind `MAX_REPLY_BYTES`: another attempt would bring as many."""
 
-    def __init__(self, stream: Any, address: str):
-        self._stream = stream
-        self._address = address
+    stream: Any
+    address: str
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         size = 0
-        async for chunk in self._stream:
+        async for chunk in self.stream:
             size += len(chunk)
             if size > MAX_REPLY_BYTES:
-                raise RetrievalError(f'{self._address}: {TOO_LONG}')
+                raise RetrievalError(f'{self.address}: {TOO_LONG}')
             yield chunk
 
     async def aclose(self) -> None:
-        await self._stream.aclose()
+        await self.stream.aclose()
 
 
 def start(coroutine: Coroutine[Any, Any, _Value]) -> Future[_Value]:

@@ -31,7 +31,7 @@ from zeroplay_jax.tools.mcp_servers import McpServer
 _MAX_TOOLS = 10_000
 _SSE_SECONDS = 2.0
 # Kinds of blocks of a result.
-_KINDS = ('text', 'image', 'audio', 'resource', 'resource_link')
+_KINDS = 'text image audio resource resource_link'.split()
 _CLOSE_SECONDS = 5.0
 # Calls in a row without a reply in time, after which the process of a server is started again.
 _MOST_UNANSWERED = 2
