@@ -295,7 +295,7 @@ class Http(web.Exchange):
         try:
             return web.start(self.post(f'{self._base}{path}', body, results)).result()
         except web.NoReply as error:
-            failure = f'{self.address}: {error}'
+            failure = hide(f'{self.address}: {error}')
             raise SearchFailed(failure) from None
         finally:
             # A server that refuses this request only has not failed.

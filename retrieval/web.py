@@ -10,12 +10,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
 import logging
 import math
+import os
 import random
 import re
+import socket
 import threading
 import time
 import urllib.parse
@@ -37,20 +40,18 @@ _COMPRESSION = re.compile('gzip|deflate|br|zstd|compress', re.IGNORECASE)
 # Seconds between two attempts, and if the server asks for more.
 _LONGEST_PAUSE = 10.0
 _LONGEST_WAIT = 60.0
-# None: without a proxy.
-_THIS_MACHINE = dict.fromkeys(('all://localhost', 'all://127.0.0.0/8', 'all://[::1]'))
+# What a proxy, or a server that loads, says of a server that is away.
+_AWAY = (502, 503, 504)
+_THIS_MACHINE = re.compile(
+    r'https?://([^/?#]*@)?(localhost|127(\.\d+){1,3}|0\.0\.0\.0|\[::(1|ffff:127\.[\d.]+|ffff:7f[\da-f:]+)?\]|'
+    rf'{re.escape(socket.gethostname())})\.?(:\d*)?([/?#]|$)',
+    re.IGNORECASE,
+)
+_NO_PROXIES = dict.fromkeys(('http://', 'https://', 'all://'))
 
 
 class NoReply(Exception):
-    """There is no whole reply that could be read; another attempt may bring one."""
-
-
-class Away(NoReply):
-    """The connection failed, or the deadline passed."""
-
-
-class Redirected(SearchFailed):
-    """The server names another address, so that no further attempt would help."""
+    """There is no reply that could be read; another attempt may bring one."""
 
 
 # A whole reply.
@@ -100,10 +101,20 @@ class Exchange:
         self.retried = 0
         # Until when (time.monotonic) a server that does not answer is waited for; 0: it has never answered.
         self._patient_until = 0.0
+        self._open()
+
+    def _open(self) -> None:
+        process = self._process = os.getpid()
         self._limit = asyncio.Semaphore(self.at_once)
-        client = self._client = open_client(self.headers)
+        client = self._client = open_client(self.headers, self.url)
+
+        def close() -> None:
+            # A forked process must not touch the connections of the first one.
+            if os.getpid() == process:
+                start(client.aclose())
+
         # At the end of the process the system closes the connections.
-        weakref.finalize(self, lambda: start(client.aclose())).atexit = False
+        weakref.finalize(self, close).atexit = False
 
     async def post(self, url: str, body: Any, read: Callable[[Reply], _Value]) -> _Value:
         """Returns what `read` makes of the reply to a request, with retries.
@@ -125,20 +136,25 @@ class Exchange:
                 return read(reply)
             except NoReply as error:
                 end = min(patient_until, self._patient_until)
-                is_patient = isinstance(error, Away) and time.monotonic() < end
+                is_away = reply is None or reply.status_code in _AWAY
+                is_patient = is_away and time.monotonic() < end
                 if attempt >= self.retries and not is_patient:
                     raise NoReply(f'{error}, {attempt + 1} attempts') from None
             self.retried += 1
             await asyncio.sleep(self._pause_after(attempt, reply))
             attempt += 1
 
+    def _note(self, is_away: bool) -> None:
+        end = time.monotonic() + self.patience
+        self._patient_until = min(self._patient_until, end) if is_away else math.inf
+
     def _pause_after(self, attempt: int, reply: Reply | None) -> float:
         """Returns the seconds to wait after the failed attempt of this number, from 0."""
         # Jitter spreads the retries of clients that failed at the same time.
         pause = min(_LONGEST_PAUSE, self.pause * 2**attempt) * random.uniform(0.5, 1.0)
         asked = reply.headers.get('Retry-After', '') if reply is not None else ''
-        # The header can also be a date, which is rare. `isdecimal` and not `isdigit`, which accepts '²' as well.
-        if asked.isdecimal():
+        # The header can also be a date, which is rare.
+        with contextlib.suppress(ValueError):
             pause = max(pause, min(float(asked), _LONGEST_WAIT))
         return pause
 
@@ -150,35 +166,52 @@ class Exchange:
           body: JSON value, which is posted; None: the page is got.
 
         Raises:
-          NoReply: the deadline passed, the connection failed, or the reply is compressed or too long.
-          Redirected: the server names another address.
-          RetrievalError: the request cannot be sent: an invalid address, or a body that is not Unicode.
+          NoReply: the deadline passed, or the connection failed.
+          SearchFailed: the reply is compressed, or names another address.
+          RetrievalError: the reply is too long, or the request cannot be sent: an invalid address or header, or a body
+            that is not Unicode.
         """
+        if self._process != os.getpid():
+            self._open()
         method = 'GET' if body is None else 'POST'
         try:
             async with self._limit, asyncio.timeout(self.timeout):
                 response = await self._client.request(method, url, json=body)
-        except (TimeoutError, httpx2.TransportError) as error:
-            self._patient_until = min(self._patient_until, time.monotonic() + self.patience)
+        except (
+            httpx2.InvalidURL,
+            httpx2.LocalProtocolError,
+            httpx2.UnsupportedProtocol,
+            UnicodeError,
+        ) as error:
+            line = f'{url}: cannot be sent ({type(error).__name__}: {error})'
+            raise RetrievalError(hide(line, self._secrets)) from None
+        except (TimeoutError, httpx2.HTTPError) as error:
+            self._note(is_away=True)
             reason = hide(f'{type(error).__name__}: {error}', self._secrets)
             if isinstance(error, TimeoutError):
                 reason = f'no whole reply within {self.timeout:g} s'
-            raise Away(reason) from None
-        except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as error:
-            line = f'{url}: {type(error).__name__}: {error}'
-            raise RetrievalError(hide(line, self._secrets)) from None
-        self._patient_until = math.inf
+            # The library has no public name for it.
+            transport: Any = self._client._transport_for_url(httpx2.URL(url))
+            proxy = getattr(transport._pool, '_proxy_url', None)
+            if proxy:
+                reason += f', through the proxy {proxy.host.decode()}:{proxy.port}'
+            raise NoReply(reason) from None
+        self._note(response.status_code in _AWAY)
         content = response.content
         for secret in self._secrets:
             content = content.replace(secret.encode(), b'***')
-        return Reply(response.status_code, headers=response.headers, content=content)
+        reply = Reply(response.status_code, headers=response.headers, content=content)
+        # Whatever charset the server names: Python has some that are none.
+        reply.encoding = 'utf-8'
+        return reply
 
 
-def open_client(headers: Mapping[str, str]) -> httpx2.AsyncClient:
+def open_client(headers: Mapping[str, str], url: str) -> httpx2.AsyncClient:
     """Returns an HTTP client with the rules of this module, for use in the event loop of all requests.
 
     Args:
       headers: of every request.
+      url: address of the server of all requests.
 
     Raises:
       RetrievalError: proxies, certificates or keys that the environment names cannot be used.
@@ -188,7 +221,7 @@ def open_client(headers: Mapping[str, str]) -> httpx2.AsyncClient:
             headers={**headers, 'Accept-Encoding': 'identity'},
             timeout=_TIMEOUT,
             limits=httpx2.Limits(),
-            mounts=_THIS_MACHINE,
+            mounts=_NO_PROXIES if _THIS_MACHINE.match(url) else None,
             event_hooks={'response': [_check]},
         )
     except (ImportError, OSError, ValueError) as error:
@@ -199,46 +232,61 @@ def open_client(headers: Mapping[str, str]) -> httpx2.AsyncClient:
 
 
 async def _check(response: httpx2.Response) -> None:
-    """Raises for a reply that is not read, and bounds the size of another one."""
+    """Raises for a reply that is not read, and bounds the size of another one, whose text is UTF-8."""
+    response.encoding = 'utf-8'
     address = str(response.request.url)
     if response.has_redirect_location:
         location = urllib.parse.urljoin(address, response.headers['Location'])
-        raise Redirected(hide(f'{address} redirects to {location}; give that address'))
+        raise SearchFailed(hide(f'{address} redirects to {location}; give that address'))
     if _COMPRESSION.search(response.headers.get('Content-Encoding', '')):
-        raise NoReply('a compressed reply, which was not asked for')
+        raise SearchFailed(hide(f'{address}: a compressed reply, which was not asked for'))
     # A stream of events, if one was asked for, has no end; its reader bounds each event.
     kind = 'text/event-stream'
     is_stream = response.headers.get('Content-Type', '').startswith(kind)
     if not is_stream or kind not in response.request.headers.get('Accept', ''):
-        response.stream = _Bounded(response.stream)
+        response.stream = _Bounded(response.stream, address)
 
 
+@dataclasses.dataclass
 class _Bounded(httpx2.AsyncByteStream):
-    """The bytes of a reply; raises NoReply behind `MAX_REPLY_BYTES`."""
+    """The bytes of a reply; raises RetrievalError behind `MAX_REPLY_BYTES`: another attempt would bring as many."""
 
-    def __init__(self, stream: Any):
-        self._stream = stream
+    stream: Any
+    address: str
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         size = 0
-        async for chunk in self._stream:
+        async for chunk in self.stream:
             size += len(chunk)
             if size > MAX_REPLY_BYTES:
-                raise NoReply(TOO_LONG)
+                raise RetrievalError(f'{self.address}: {TOO_LONG}')
             yield chunk
 
     async def aclose(self) -> None:
-        await self._stream.aclose()
+        await self.stream.aclose()
 
 
 def start(coroutine: Coroutine[Any, Any, _Value]) -> Future[_Value]:
     """Runs a coroutine in the event loop of all requests, for threads and, by `asyncio.wrap_future`, other loops."""
-    return asyncio.run_coroutine_threadsafe(coroutine, _event_loop())
+    with _lock:
+        loop = _event_loop(os.getpid())
+    return asyncio.run_coroutine_threadsafe(coroutine, loop)
+
+
+# The first requests of several threads may come at the same time, and a fork between them.
+_lock = threading.Lock()
+os.register_at_fork(
+    before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release
+)
 
 
 @functools.cache
-def _event_loop() -> asyncio.AbstractEventLoop:
-    """Returns the event loop of all requests, which runs in a daemon thread until the process ends."""
+def _event_loop(process: int) -> asyncio.AbstractEventLoop:
+    """Returns the event loop of all requests, which runs in a daemon thread until the process ends.
+
+    Args:
+      process: number of this one: a process that is forked has no such thread.
+    """
     # It logs the address of every request.
     logging.getLogger('httpx2').setLevel(logging.WARNING)
     loop = asyncio.new_event_loop()

@@ -1,6 +1,7 @@
 """What holds for the clients of search servers, MCP servers, judges and served policies alike (retrieval/web.py)."""
 
 import asyncio
+import concurrent.futures
 import functools
 import json
 import logging
@@ -8,14 +9,18 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import threading
 import types
 
+import httpx2
 import numpy as np
 import pytest
+import web_servers
 from web_servers import Web
 
 from zeroplay_jax.configs import common
+from zeroplay_jax.retrieval import web
 from zeroplay_jax.retrieval.client import Client, Http
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.rollout import prompts
@@ -153,7 +158,10 @@ def test_a_proxy_leads_to_a_server_with_tls(
 
 
 @pytest.mark.fault('nov29-B5', 'a server of this machine and a proxy in the environment')
-@pytest.mark.parametrize('host', ['127.0.0.1', 'localhost'])
+@pytest.mark.parametrize(
+    'host',
+    ['127.0.0.1', 'localhost', 'LOCALHOST', '127.1', '0.0.0.0', '[::ffff:127.0.0.1]'],
+)
 def test_a_server_of_this_machine_is_asked_without_a_proxy(
     ask, server, proxy, host, monkeypatch, user_reads
 ):
@@ -162,6 +170,28 @@ def test_a_server_of_this_machine_is_asked_without_a_proxy(
     assert ask(server.address.replace('127.0.0.1', host)) == (True, '')
     assert server.seen and not proxy.seen
     user_reads('right: it is asked directly')
+
+
+@pytest.mark.fault('nov29-web-7', 'a proxy that is away')
+def test_an_error_names_the_proxy_that_was_asked(monkeypatch, user_reads):
+    monkeypatch.setenv('http_proxy', f'http://me:{KEY}@127.0.0.1:9')
+    _, line = search('http://search.example', None)
+    assert 'through the proxy 127.0.0.1:9' in line and KEY not in line
+    user_reads(line)
+
+
+@pytest.mark.parametrize('name', ['localhost.', socket.gethostname(), f'{socket.gethostname()}.'])
+def test_no_name_of_this_machine_is_looked_for_by_a_proxy(server, proxy, name, monkeypatch):
+    monkeypatch.setenv('http_proxy', proxy.address)
+    addresses = socket.getaddrinfo
+
+    def here(host, *arguments, **options):
+        is_name = host in (name, name.encode())
+        return addresses('127.0.0.1' if is_name else host, *arguments, **options)
+
+    monkeypatch.setattr(socket, 'getaddrinfo', here)
+    assert search(f'http://{name}:{server.server_port}', None) == (True, '')
+    assert server.seen and not proxy.seen
 
 
 def test_no_proxy_is_heeded(ask, server, proxy, monkeypatch):
@@ -222,7 +252,9 @@ def test_a_redirect_is_not_followed_and_the_new_address_is_named(
     there = f'{(server if is_same else proxy).address}/there'
     server.target = f'{there}?token={KEY}'
     answered, line = ask(server.address)
-    assert not answered and f'redirects to {there}?token=***; give that address' in line
+    # Some MCP servers have their key in the path.
+    shown = f'{there.removesuffix("there")}…' if ask.func is call else f'{there}?token=***'
+    assert not answered and f'redirects to {shown}; give that address' in line
     assert not any('there' in seen for seen in server.seen) and not proxy.seen
     assert '\n' not in line and KEY not in line
     user_reads(line)
@@ -256,10 +288,87 @@ def test_a_key_that_a_server_quotes_is_hidden(ask, server, user_reads, caplog):
     user_reads(line)
 
 
+@pytest.mark.fault('nov29-web-9', 'charset=hex in the head of an error')
+def test_the_charset_that_a_server_names_is_not_used(ask, server, user_reads):
+    server.mode = 'charset'
+    answered, line = ask(server.address)
+    assert not answered and 'Assertion' not in line
+    if ask.func is not call:
+        assert 'gone: \ufffdé' in line
+    user_reads(line)
+
+
+@pytest.mark.fault('nov29-web-10', 'keys that are empty, or that no header can have')
+@pytest.mark.parametrize('ask_model', [judge, policy])
+def test_a_key_that_cannot_be_sent_is_named(ask_model, server, monkeypatch, user_meets):
+    monkeypatch.setenv('OPENAI_API_KEY', '')
+    assert ask_model(server.address, None) == (True, '')
+    for key in ('two\nlines', 'kéy'):
+        monkeypatch.setenv('OPENAI_API_KEY', key)
+        with user_meets('OPENAI_API_KEY: has a character that no key has'):
+            ask_model(server.address, None)
+
+
+@pytest.mark.fault('nov29-web-10', 'an address with a scheme that is no scheme of the web')
+def test_what_cannot_be_sent_is_not_tried_again(monkeypatch, user_reads):
+    pauses = []
+    monkeypatch.setattr(web.asyncio, 'sleep', pauses.append)
+    exchange = web.Exchange('ftp://127.0.0.1')
+    with pytest.raises(RetrievalError, match='cannot be sent') as caught:
+        web.start(exchange.post('ftp://127.0.0.1', {}, str)).result(SECONDS)
+    assert not pauses
+    user_reads(str(caught.value))
+
+
+@pytest.mark.fault('nov29-web-12', 'OPENAI_ORG_ID and OPENAI_PROJECT_ID')
+def test_the_account_of_the_environment_is_sent_with_its_key(server, monkeypatch, user_reads):
+    monkeypatch.setenv('OPENAI_ORG_ID', 'org-1')
+    monkeypatch.setenv('OPENAI_PROJECT_ID', 'project-1')
+    assert judge(server.address, None) == (True, '')
+    sent = server.headers
+    assert (sent['OpenAI-Organization'], sent['OpenAI-Project']) == ('org-1', 'project-1')
+    writer = endpoint_writer(settings(server.address).judge, prompts.select('full'), 'second_judge')
+    assert asyncio.run(TextJudge(writer, (3, 5)).correct((0,), 'q', ['a'], 'a'))
+    assert 'OpenAI-Project' not in server.headers
+    user_reads('right: both are sent, and not to the second judge')
+
+
+@pytest.mark.fault('nov29-web-11', 'Retry-After of fractions, pauses that grow')
+def test_the_pauses_between_attempts(monkeypatch, user_reads):
+    pauses = []
+
+    async def sleep(seconds):
+        pauses.append(seconds)
+
+    monkeypatch.setattr(web.asyncio, 'sleep', sleep)
+    replies = iter([None] * 6 + ['0', '1.5', '30', '1e9', 'nan', 'Fri, 31 Dec 1999 23:59:59 GMT'])
+
+    async def send(url, body):
+        return web.Reply(500, headers={'Retry-After': next(replies) or ''})
+
+    def read(reply):
+        raise web.NoReply('no')
+
+    exchange = web.Exchange('http://127.0.0.1', retries=11)
+    monkeypatch.setattr(exchange, 'send', send)
+    with pytest.raises(web.NoReply, match='12 attempts'):
+        web.start(exchange.post('', {}, read)).result(SECONDS)
+    doubled = [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
+    assert all(end / 2 <= pause <= end for pause, end in zip(pauses, doubled, strict=False))
+    assert len(set(pauses[5:8])) == 3
+    assert pauses[8:10] == [30.0, 60.0] and 5.0 <= pauses[10] <= 10.0
+    replies = iter(['1.5', None])
+    exchange.retries = 1
+    with pytest.raises(web.NoReply):
+        web.start(exchange.post('', {}, read)).result(SECONDS)
+    assert pauses[-1] == 1.5
+    user_reads('right: the fraction is waited for')
+
+
 @pytest.mark.fault('nov29-C3', 'a judge that is asked in several event loops')
 def test_connections_outlive_event_loops(server, caplog, user_reads):
     at_once = 8
-    server.together = threading.Barrier(at_once)
+    server.together = threading.Barrier(at_once, timeout=SECONDS)
     writer = endpoint_writer(settings(server.address).judge, prompts.select('full'))
     referee = TextJudge(writer, (3, 5))
 
@@ -274,3 +383,83 @@ def test_connections_outlive_event_loops(server, caplog, user_reads):
     assert counts == counts[:1] * 4
     assert not caplog.records
     user_reads('right: as many descriptors after four loops as after one')
+
+
+@pytest.mark.fault('nov29-web-1', 'first requests of many threads at once')
+def test_the_first_requests_of_many_threads_share_one_event_loop(server, monkeypatch, user_reads):
+    threads, first_use = 16, web._event_loop.__wrapped__
+    running = [thread.name for thread in threading.enumerate()].count('requests')
+    for loops in range(running + 1, running + 6):
+        monkeypatch.setattr(web, '_event_loop', functools.cache(first_use))
+        begin = threading.Barrier(threads, timeout=SECONDS)
+        backend = Http(server.address, retries=0)
+
+        def search_first(name, begin=begin, backend=backend):
+            begin.wait()
+            return backend.retrieve([name], 1)
+
+        with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+            answers = list(pool.map(search_first, map(str, range(threads))))
+        assert len(answers) == threads
+        names = [thread.name for thread in threading.enumerate()]
+        assert names.count('requests') == loops
+    user_reads('right: all of them are answered')
+
+
+class Crowd:
+    """In place of an HTTP client: counts the requests in progress, of which the first ones wait for 512."""
+
+    def __init__(self):
+        self.now = self.most = 0
+        self.is_full = asyncio.Event()
+
+    async def request(self, method, url, json):
+        self.now += 1
+        self.most = max(self.most, self.now)
+        if self.now >= 512:
+            self.is_full.set()
+        await self.is_full.wait()
+        await asyncio.sleep(0.05)
+        self.now -= 1
+        return httpx2.Response(200, json=web_servers.CHAT)
+
+    async def aclose(self):
+        """Has no connections."""
+
+
+@pytest.mark.fault('nov29-web-5', 'hundreds of judgements in training at once')
+def test_the_requests_of_a_judge_at_once_are_bounded(monkeypatch, user_reads):
+    crowd = Crowd()
+    monkeypatch.setattr(web, 'open_client', lambda *_: crowd)
+    writer = endpoint_writer(settings('http://127.0.0.1').judge, prompts.select('full'))
+    referee = TextJudge(writer, (3, 5))
+
+    async def judge_all():
+        return await asyncio.gather(*[referee.correct((n,), 'q', ['a'], 'a') for n in range(600)])
+
+    assert asyncio.run(judge_all()) == [True] * 600
+    assert crowd.most == 512
+    user_reads('right: 512 are sent, the others wait')
+
+
+FORKED = """
+import os, sys
+from zeroplay_jax.retrieval.client import Http
+
+backend = Http(sys.argv[1], retries=0, timeout=10.0)
+print(len(backend.retrieve(['q'], 1)), flush=True)
+if os.fork() == 0:
+    print(len(backend.retrieve(['q'], 1)), flush=True)
+    del backend
+    os._exit(0)
+os.wait()
+print(len(backend.retrieve(['q'], 1)), flush=True)
+"""
+
+
+@pytest.mark.fault('nov29-web-2', 'a search in a forked process')
+def test_a_forked_process_has_connections_of_its_own(server, user_reads):
+    words = [sys.executable, '-c', FORKED, server.address]
+    run = subprocess.run(words, capture_output=True, text=True, timeout=3 * SECONDS, check=False)
+    assert run.stdout.split() == ['1'] * 3 and not run.stderr
+    user_reads('right: it is answered')

@@ -36,6 +36,7 @@ class Web(http.server.ThreadingHTTPServer):
     def __init__(self, certificate=None):
         super().__init__(('127.0.0.1', 0), Handler)
         self.mode, self.seen, self.target, self.together = 'good', [], '', None
+        self.headers = {}
         scheme = 'http'
         if certificate:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -74,6 +75,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self):
         self.server.seen.append(self.requestline)
+        self.server.headers = self.headers
         body = json.loads(self.rfile.read(int(self.headers['Content-Length'])))
         if self.server.together:
             self.server.together.wait()
@@ -117,6 +119,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def echo(self, content):
         key = self.headers['Authorization']
         self.reply(401, json.dumps({'error': f'{key} is not a key'}).encode())
+
+    def charset(self, content):
+        self.reply(400, b'gone: \xff\xc3\xa9', Content_Type='text/plain; charset=hex')
 
     def do_CONNECT(self):
         """Leads to `target`, whatever is asked for."""

@@ -142,6 +142,28 @@ def test_a_server_that_has_answered_before_is_waited_for(fake, monkeypatch, user
         backend.retrieve(['q'], 1)
 
 
+@pytest.mark.fault(
+    'nov29-C10', 'statuses 502, 503 and 504 of a search server that is started again'
+)
+def test_a_server_that_loads_again_is_waited_for_but_not_a_first_time(
+    fake, monkeypatch, user_reads
+):
+    monkeypatch.setattr(web, '_LONGEST_PAUSE', 0.001)
+    monkeypatch.setattr(web, '_LONGEST_WAIT', 0.001)
+    loading = (503, {'error': 'the index is being loaded'}, [('Retry-After', '1')])
+    backend = http(fake, retries=1, patience=60.0)
+    fake.script = [loading, (502, b'')]
+    with pytest.raises(SearchFailed, match='status 502, 2 attempts'):
+        backend.retrieve(['q'], 1)
+    fake.script = ['ok', *[(502, b''), 'close', loading, (504, b'')] * 10]
+    assert backend.retrieve(['q'], 1) == backend.retrieve(['q'], 1)
+    assert backend.retried == 1 + 40
+    fake.script = [(500, b'')] * 2
+    with pytest.raises(SearchFailed, match='status 500, 2 attempts'):
+        backend.retrieve(['q'], 1)
+    user_reads('right: the search is tried again for a minute')
+
+
 @pytest.mark.fault('nov29-C10', 'a search that fails too often')
 def test_a_server_that_fails_is_named_by_its_address(fake, user_meets):
     client = Client(http(fake, retries=0))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from zeroplay_jax.retrieval.masking import hide, secrets_of
+from zeroplay_jax.retrieval.masking import hide, hide_known, secrets_of
 from zeroplay_jax.retrieval.types import UserError
 
 HIDDEN = {
@@ -12,11 +12,20 @@ HIDDEN = {
     'https://h/v1?api_key=abc&page=2#m': 'https://h/v1?api_key=***&page=2#m',
     'https://h/?x=1&X-Amz-Signature=ab%2F, then': 'https://h/?x=1&X-Amz-Signature=***, then',
     'https://h/?sig=a;token=b': 'https://h/?sig=***;token=***',
+    'http://user:p@ss/w@host': 'http://***@host',
+    'http://user:p@ss/w@host.example:80/v1': 'http://***@host.example:80/v1',
+    'http://user:pass@host.example/@scope/x': 'http://***@host.example/@scope/x',
+    'http://user:pass@[::1]:80/x': 'http://***@[::1]:80/x',
+    'https://h/x#access_token=abc': 'https://h/x#access_token=***',
+    'https://h/?pwd=a&jwt=b&sas=c&apikey=d': 'https://h/?pwd=***&jwt=***&sas=***&apikey=***',
+    'cannot POST /v1?api_key=abc': 'cannot POST /v1?api_key=***',
 }
 KEPT = [
     'http://127.0.0.1:8000/a@b, mail me@host',
     'http://host:80?user=a@b&tokenizer=x&max_tokens=8&keyword=2',
     'https://host/@scope/package',
+    'http://[::1]:80/x@y',
+    'https://host/?monkey=banana#top',
     'what is a key=value pair? A token = a word.',
 ]
 
@@ -42,3 +51,19 @@ def test_known_secrets_are_hidden_in_any_text():
     for secret in ('key-of-mine', 'pass word', 'bWU6cGFzcyB3b3Jk', 'token-of-mine'):
         assert hide(f'Wrong: {secret}.', secrets) == 'Wrong: ***.'
     assert hide('A short text/plain.', secrets) == 'A short text/plain.'
+
+
+def test_secrets_are_hidden_as_servers_quote_them():
+    secrets = secrets_of(
+        {'Authorization': 'Bearer a"key/of\\mine'},
+        address='http://u:p%40ss%2fword@h/?key=a%2fkey-of',
+    )
+    for quoted in ('a\\"key/of\\\\mine', 'a%22key%2Fof%5Cmine', 'p%40ss%2fword', 'p%40ss%2Fword'):
+        assert hide_known(f'Wrong: {quoted}.', secrets) == 'Wrong: ***.'
+    assert hide_known('Wrong: a%2Fkey-of.', secrets) == 'Wrong: ***.'
+
+
+def test_the_folder_of_a_process_is_no_secret():
+    assert secrets_of({'PWD': '/home/somebody', 'DB_PWD': 'password-of-mine'}) == (
+        'password-of-mine',
+    )

@@ -140,7 +140,7 @@ def test_an_endpoint_is_asked_and_read_strictly(judge_of):
 
 
 def test_a_server_that_fails_gives_no_verdict_and_is_counted(judge_of):
-    judge, _ = judge_of([500, 503])
+    judge, _ = judge_of([503, 500])
     assert verdict(judge) is None
     # In another loop with another connection.
     assert run(judge.gate((0,), 'relevance', 't', 'd')) == [None]

@@ -53,6 +53,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.answer(request)
 
     def answer(self, request):
+        if self.server.mode == 'redirect':
+            self.reply(307, Location=f'{self.path}/')
+            return
         method = request['method']
         known = self.headers.get('Mcp-Session-Id') == self.server.session
         results = {
@@ -157,3 +160,24 @@ def test_headers_come_from_the_environment(server, tmp_path, monkeypatch, user_r
     assert call(tool) == ('fine', None)
     assert {key for _, key in server.requests} == {'Bearer secret-value-1'}
     user_reads('right: the header is sent')
+
+
+@pytest.mark.fault('nov29-web-4', 'an MCP server with a key in the path of its address')
+@pytest.mark.parametrize('url', ['{}/s/key-of-the-user/mcp', '${{WHOLE}}', '{}/${{PART}}/mcp'])
+def test_a_key_in_the_path_stays_out_of_every_line(
+    server, url, tmp_path, monkeypatch, caplog, user_reads
+):
+    host = server.url.removesuffix('/mcp')
+    monkeypatch.setenv('WHOLE', f'{host}/s/key-of-the-user/mcp')
+    monkeypatch.setenv('PART', 'key-of-the-user')
+    file = tmp_path / 'mcp.json'
+    file.write_text(json.dumps({'mcpServers': {'a': {'url': url.format(host)}}}))
+    (tool,) = mcp_tools.list_tools(str(file), SECONDS)
+    assert 'key-of-the-user' in tool.connection.server.url
+    server.mode = 'redirect'
+    assert call(tool) == (None, 'failed')
+    line = caplog.records[0].getMessage()
+    assert 'redirects to' in line and 'key-of' not in line
+    user_reads(line)
+    if '{{' in url:
+        assert tool.connection.server.secrets

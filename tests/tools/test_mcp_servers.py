@@ -194,7 +194,7 @@ def test_keys_come_from_the_environment_and_stay_out_of_results_and_logs(
     server = tools['environment'].connection.server
     assert server.env['TOKEN'] == 'Bearer secret-value-1'
     error = ConnectionError('no https://h/x?key=1 with secret-value-1\n2')
-    assert mcp_tools.reason_of(server, error) == 'no https://h/x?key=*** with ***'
+    assert mcp_tools.reason_of(server, error) == 'no https://h/… with ***'
 
 
 @pytest.mark.fault('kin-mcp-file', 'files of servers that cannot be used')

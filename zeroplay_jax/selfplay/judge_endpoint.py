@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from zeroplay_jax.retrieval import json_text, web
+from zeroplay_jax.retrieval.masking import hide
 from zeroplay_jax.retrieval.types import short
 from zeroplay_jax.rollout.foreign_text import Message, Untrusted, without_surrogates
 from zeroplay_jax.rollout.prompts import Prompt, fill
@@ -32,11 +33,13 @@ if TYPE_CHECKING:
 # Section of the config → environment variable with the key of its server. No server gets the key of the other one: the
 # two may belong to different owners.
 _KEYS = {'judge': 'OPENAI_API_KEY', 'second_judge': 'SECOND_JUDGE_API_KEY'}
+# Header → environment variable with its value, for a server that gets OPENAI_API_KEY.
+_ACCOUNT = {'OpenAI-Organization': 'OPENAI_ORG_ID', 'OpenAI-Project': 'OPENAI_PROJECT_ID'}
 # Values of finish_reason of a whole reply, in lower case; some servers give none.
-WHOLE = frozenset(('stop', 'eos', 'eos_token', 'end_turn', 'stop_sequence', 'complete', 'none'))
-CUT_OFF = frozenset(('length', 'max_tokens', 'max_output_tokens', 'model_length'))
+WHOLE = frozenset('stop eos eos_token end_turn stop_sequence complete none'.split())
+CUT_OFF = frozenset('length max_tokens max_output_tokens model_length'.split())
 # Why a server does not give the model's reply. To ask again would favour verdicts that are easy to give.
-_REFUSED = frozenset(('content_filter', 'refusal', 'safety', 'recitation', 'guardrail_intervened'))
+_REFUSED = frozenset('content_filter refusal safety recitation guardrail_intervened'.split())
 # Types of parts of a content that is a list.
 _TEXT_PARTS = frozenset(('text', 'output_text'))
 _THOUGHT_PARTS = frozenset(('thinking', 'reasoning', 'redacted_thinking'))
@@ -44,6 +47,8 @@ _THOUGHT_PARTS = frozenset(('thinking', 'reasoning', 'redacted_thinking'))
 _EXAMPLE_TRIES = 3
 # Bytes of a reply that are looked at for a quotation.
 _QUOTED_BYTES = 400
+# Requests in progress, each with a descriptor; most systems allow a process 1,024 of them.
+_AT_ONCE = 512
 
 
 @dataclasses.dataclass(eq=False)
@@ -58,17 +63,28 @@ class ChatClient:
       fields: which fields of the config advice in errors names for 'tokens', 'request' and 'model='.
       key: environment variable with the key.
       at_once: largest number of requests in progress.
+
+    Raises:
+      UserError: the key cannot be sent.
     """
 
     url: str
     config: Any
     fields: Mapping[str, str]
     key: str
-    at_once: int = sys.maxsize
+    at_once: int = _AT_ONCE
 
     def __post_init__(self) -> None:
-        # A line feed, as of a file, would not be a header.
-        headers = {'Authorization': f'Bearer {os.environ.get(self.key, "none").strip()}'}
+        # A line feed, as of a file, would not be a header; nor would an empty key.
+        key = os.environ.get(self.key, '').strip() or 'none'
+        if not key.isascii() or not key.isprintable():
+            raise UserError(
+                f'{self.key}: has a character that no key has, such as a line feed; correct this environment variable'
+            )
+        headers = {'Authorization': f'Bearer {key}'}
+        for name, variable in _ACCOUNT.items():
+            if self.key == 'OPENAI_API_KEY' and os.environ.get(variable):
+                headers[name] = os.environ[variable]
         self._address = self.url.rstrip('/').removesuffix('/chat/completions') + '/chat/completions'
         self._exchange = web.Exchange(
             self.url, self.config.timeout, self.config.retries, self.at_once, headers=headers
@@ -120,7 +136,7 @@ class ChatClient:
         # These are about what was sent, for example a text that is too long.
         if status in (400, 413, 422):
             kind = NoReply
-        return kind(f'status {status}, {advice}: {reply.text}')
+        return kind(f'status {status}, {advice}: {hide(reply.text)}')
 
 
 def endpoint_writer(config, templates: Mapping[str, Prompt], section: str = 'judge') -> Writer:
@@ -281,7 +297,7 @@ def content_text(message: Json) -> str:
 
 
 def _json(value: Any) -> str:
-    return short(json.dumps(value, ensure_ascii=False))
+    return short(hide(json.dumps(value, ensure_ascii=False)))
 
 
 class _Lost(Exception):

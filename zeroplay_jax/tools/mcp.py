@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ from zeroplay_jax.types import Json, UserError
 
 _MAX_DESCRIPTION = 300  # characters; every prompt of a run has them
 _MAX_NAME = 120  # characters of a name or an address within a result
+# Behind the host of an address; some servers have their key there.
+_PATH = re.compile(r'(https?://[^\s/?#]+)[/?#]\S*?(?=[;,.)]*(?:\s|$))')
 # Keywords whose values are data, in which 'description' is an ordinary name.
 _DATA = ('enum', 'const', 'examples', 'default')
 
@@ -251,4 +254,5 @@ def reason_of(server: McpServer, error: BaseException) -> str:
     line = lines[0]
     if 'validation error' in line and len(lines) > 2:
         line = f'not of the protocol at {lines[1]}: {lines[2].partition(" [type=")[0].strip()}'
-    return masking.hide(line, server.secrets)[:300]
+    line = _PATH.sub(r'\1/…', masking.hide(line))
+    return masking.hide_known(line, server.secrets)[:300]

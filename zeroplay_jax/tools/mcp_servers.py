@@ -44,22 +44,14 @@ _FORMS = {
     'rename': 'an object of texts',
 }
 # Keys of other clients about their own windows and questions.
-_IGNORED = ('type', 'transport', 'disabled', 'enabled', 'autoApprove', 'alwaysAllow', 'description')
-_TOOLS = 'name the tools to use in "tools"'
+_IGNORED = 'type transport disabled enabled autoApprove alwaysAllow description'.split()
+_LISTS_OF_TOOLS = (
+    'exclude excludeTools excludedTools disabledTools disabled_tools include includeTools includedTools allowedTools '
+    'allowed_tools enabledTools enabled_tools'
+)
 # Keys of other clients → what to write instead.
 _UNSUPPORTED = {
-    'exclude': _TOOLS,
-    'excludeTools': _TOOLS,
-    'excludedTools': _TOOLS,
-    'disabledTools': _TOOLS,
-    'disabled_tools': _TOOLS,
-    'include': _TOOLS,
-    'includeTools': _TOOLS,
-    'includedTools': _TOOLS,
-    'allowedTools': _TOOLS,
-    'allowed_tools': _TOOLS,
-    'enabledTools': _TOOLS,
-    'enabled_tools': _TOOLS,
+    **dict.fromkeys(_LISTS_OF_TOOLS.split(), 'name the tools to use in "tools"'),
     'envFile': 'write its variables into "env"',
 }
 # Transport that an entry may name, in small letters without separators → the key that it belongs to.
@@ -130,6 +122,9 @@ class McpServer:
             read[match[1]] = value
             return value
 
+        url = expand(self.url)
+        # Some addresses are a key as a whole, or end with one.
+        parts_of_url = [{'secret': value} for value in read.values()]
         env = expand_named(self.env)
         headers = expand_named(self.headers)
         for name, value in headers.items():
@@ -144,7 +139,7 @@ class McpServer:
             args=tuple(expand(argument) for argument in self.args),
             env=env,
             cwd=None if self.cwd is None else expand(self.cwd),
-            url=expand(self.url),
+            url=url,
             headers=headers,
         )
         if server.url and not server.url.startswith(('http://', 'https://')):
@@ -157,7 +152,7 @@ class McpServer:
                     f'{self.where}: "cwd" is {server.cwd!r}, which is no folder; correct it'
                 )
             server = dataclasses.replace(server, cwd=str(folder))
-        secrets = masking.secrets_of(read, env, headers, address=server.url)
+        secrets = masking.secrets_of(read, env, headers, *parts_of_url, address=url)
         return dataclasses.replace(server, secrets=secrets)
 
 

@@ -31,7 +31,7 @@ from zeroplay_jax.tools.mcp_servers import McpServer
 _MAX_TOOLS = 10_000
 _SSE_SECONDS = 2.0
 # Kinds of blocks of a result.
-_KINDS = ('text', 'image', 'audio', 'resource', 'resource_link')
+_KINDS = 'text image audio resource resource_link'.split()
 _CLOSE_SECONDS = 5.0
 # Calls in a row without a reply in time, after which the process of a server is started again.
 _MOST_UNANSWERED = 2
@@ -60,11 +60,16 @@ class Connection:
     def __init__(self, server: McpServer):
         self.server = server
         self._is_process = bool(server.command)
+        self._begin()
+        atexit.register(self.close)
+        # The sessions of a process that is forked stay its own.
+        os.register_at_fork(after_in_child=self._begin)
+
+    def _begin(self) -> None:
         self._idle: list[_Session] = []
         # Calls in a row that got no reply in time.
         self._unanswered = 0
         self._opening = asyncio.Lock()
-        atexit.register(self.close)
 
     def list_tools(self, seconds: float) -> list[mcp_types.Tool]:
         """Returns the tools of the server; raises whatever the library does."""
@@ -280,7 +285,7 @@ async def _transport(server: McpServer) -> AsyncIterator[tuple[Any, Any]]:
         if server.command:
             transport = process_transport(server)
         else:
-            client = await stack.enter_async_context(web.open_client(server.headers))
+            client = await stack.enter_async_context(web.open_client(server.headers, server.url))
             client.event_hooks['response'].append(_check_session)
             transport = streamable_http_client(
                 server.url, http_client=client, max_sse_event_size=web.MAX_REPLY_BYTES
@@ -306,7 +311,7 @@ def speaks_sse(server: McpServer) -> bool:
 async def _first_event(server: McpServer) -> str:
     headers = {**server.headers, 'Accept': 'text/event-stream'}
     async with (
-        web.open_client(headers) as client,
+        web.open_client(headers, server.url) as client,
         client.stream('GET', server.url) as response,
     ):
         return await anext(response.aiter_text(), '')
