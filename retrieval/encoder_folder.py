@@ -136,14 +136,10 @@ def _module_places(folder: pathlib.Path) -> dict[str, str]:
         raise RetrievalError(
             f'{path}: cannot be read as a list of modules ({error!r}); download it again'
         ) from None
-    for kind in kinds:
-        if kind not in _MODULES:
-            raise RetrievalError(
-                f'{path}: a module {kind} is not supported ({", ".join(_MODULES)} are); take another encoder'
-            )
     if tuple(kinds) not in (_MODULES, _MODULES[:2]):
         raise RetrievalError(
-            f'{path}: modules in the order {", ".join(kinds)} are not supported; take another encoder'
+            f'{path}: the modules {", ".join(kinds)} are not supported ({", ".join(_MODULES)} are, in this order); '
+            'take another encoder'
         )
     for place in places:
         if place and (pathlib.Path(place).name != place or place == '..'):

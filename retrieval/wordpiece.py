@@ -132,10 +132,6 @@ def _read_tokenizer(folder: pathlib.Path) -> tokenizers.Tokenizer:
     tokenizer.no_padding()
     tokenizer.no_truncation()
     kind = settings.get('tokenizer_class') or _BERT_CLASSES[0]
-    if kind not in classes:
-        raise RetrievalError(
-            f'{folder / "tokenizer_config.json"}: tokenizer_class={kind!r} is not supported; take another encoder'
-        )
     if kind in _BERT_CLASSES:
         tokenizer.normalizer = normalizers.BertNormalizer(
             lowercase=settings.get('do_lower_case', True),
@@ -149,6 +145,8 @@ def _read_tokenizer(folder: pathlib.Path) -> tokenizers.Tokenizer:
     later_tokens = {} if path.suffix == '.json' else read_optional(folder / 'added_tokens.json')
     if later_tokens.keys() - tokenizer.get_vocab().keys():
         problem = 'added_tokens.json has other tokens'
+    if kind not in classes:
+        problem = f'tokenizer_class={kind!r} in tokenizer_config.json'
     if problem:
         raise RetrievalError(f'{path}: {problem}, which is not supported; take another encoder')
     return tokenizer
@@ -165,9 +163,10 @@ def _problem(tokenizer: tokenizers.Tokenizer, settings: dict[str, Any]) -> str:
     # TensorFlow Text reads tokens as texts of C.
     if any('\0' in text for text in tokenizer.get_vocab()):
         return 'it has a token with the character U+0000'
-    if len(tokenizer.encode('').ids) != 2:
+    ends = tokenizer.encode('').ids
+    if len(ends) != 2:
         return 'it puts others than two control tokens around a text'
-    for name, token_id in zip(('cls_token', 'sep_token'), tokenizer.encode('').ids, strict=True):
+    for name, token_id in zip(('cls_token', 'sep_token'), ends, strict=True):
         stated: Any = settings.get(name) or tokenizer.id_to_token(token_id)
         text = stated['content'] if isinstance(stated, dict) else stated
         if tokenizer.token_to_id(text) != token_id:

@@ -227,7 +227,7 @@ OTHER_TOKEN = {'30522': {'content': 'other', 'special': False}}
 REFUSED = {
     'another pooling': (written(POOLING, pooling_mode='max'), 'pooling_mode max'),
     'two poolings': (written(POOLING, pooling_mode=['cls', 'mean']), 'pooling_mode cls, mean'),
-    'modules in another order': (reordered, 'in the order Pooling, Transformer'),
+    'modules in another order': (reordered, 'the modules Pooling, Transformer'),
     'other output': (written(TRANSFORMER, module_output_name='x'), "module_output_name='x'"),
     'arguments': (written(TRANSFORMER, processing_kwargs={'text': {}}), 'processing_kwargs'),
     'sparse vectors': (written(ABOUT, model_type='SparseEncoder'), 'SparseEncoder'),
