@@ -212,10 +212,10 @@ async def _run_episodes(recipe: Recipe, probe: _Probe, tasks: Sequence[tuple[Ste
     done, pending = await asyncio.wait(episodes, timeout=_SECONDS)
     for episode in pending:
         episode.cancel()
-    for episode in done:
-        # The exception is retrieved, so that asyncio does not print it. A real error will occur again in the
-        # run, which reports it with its step.
-        error = episode.exception()
+    # All exceptions are retrieved, so that asyncio does not print them. A real error will occur again in the run, which
+    # reports it with its step.
+    errors = [episode.exception() for episode in done]
+    for error in errors:
         if isinstance(error, UserError):
             raise error
 
