@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 
-from .types import UserError, first_line
+from .types import UserError
 
 # Options of JAX that change dtypes, noise or products, with the values that runs have. What a run draws names its
 # generator (rollout/slot_state.py), whatever the default one is.
@@ -44,7 +44,6 @@ def all_devices() -> list[jax.Device]:
         return jax.devices()
     # JAX asserts that there is a device on platforms that it knows.
     except (RuntimeError, AssertionError) as error:
-        reason = f' ({first_line(error)})' if str(error) else ''
         raise UserError(
-            f'JAX_PLATFORMS={jax.config.jax_platforms or ""}: JAX finds no such device{reason}; correct it or unset it'
+            f'JAX_PLATFORMS={jax.config.jax_platforms or ""}: JAX finds no such device; correct it or unset it'
         ) from error

@@ -67,7 +67,9 @@ def secrets_of(*named: Mapping[str, str], address: str = '') -> tuple[str, ...]:
             secrets.update((value, *value.split()))
     # Servers quote what they got as they got it, in addresses and in JSON.
     for secret in tuple(secrets):
-        secrets |= {urllib.parse.quote(secret, ''), json.dumps(secret)[1:-1]}
+        # Some JSON has '\\/'.
+        escaped = json.dumps(secret)[1:-1]
+        secrets |= {urllib.parse.quote(secret, ''), escaped, escaped.replace('/', r'\/')}
     long_enough = (secret for secret in secrets if len(secret) >= _MIN_CHARACTERS)
     # One may be part of another.
     return tuple(sorted(long_enough, key=len, reverse=True))

@@ -185,16 +185,14 @@ class Exchange:
         ) as error:
             line = f'{url}: cannot be sent ({type(error).__name__}: {error})'
             raise RetrievalError(hide(line, self._secrets)) from None
+        except SearchFailed as error:
+            # Of `_check`: an address may quote the request.
+            raise SearchFailed(hide(str(error), self._secrets)) from None
         except (TimeoutError, httpx2.HTTPError) as error:
             self._note(is_away=True)
             reason = hide(f'{type(error).__name__}: {error}', self._secrets)
             if isinstance(error, TimeoutError):
                 reason = f'no whole reply within {self.timeout:g} s'
-            # The library has no public name for it.
-            transport: Any = self._client._transport_for_url(httpx2.URL(url))
-            proxy = getattr(transport._pool, '_proxy_url', None)
-            if proxy:
-                reason += f', through the proxy {proxy.host.decode()}:{proxy.port}'
             raise NoReply(reason) from None
         self._note(response.status_code in _AWAY)
         content = response.content
@@ -224,10 +222,12 @@ def open_client(headers: Mapping[str, str], url: str) -> httpx2.AsyncClient:
             mounts=_NO_PROXIES if _THIS_MACHINE.match(url) else None,
             event_hooks={'response': [_check]},
         )
-    except (ImportError, OSError, ValueError) as error:
+    except (ImportError, OSError, ValueError, httpx2.InvalidURL) as error:
+        # An error about an address quotes parts of its password.
+        reason = 'no address' if isinstance(error, httpx2.InvalidURL) else hide(first_line(error))
         raise RetrievalError(
             f'the proxies (HTTP_PROXY and the like), certificates (SSL_CERT_FILE) or keys of the environment cannot be '
-            f'used: {hide(first_line(error))}; correct these variables'
+            f'used: {reason}; correct these variables'
         ) from None
 
 

@@ -18,8 +18,7 @@ from .types import RetrievalError, first_line
 # has; and those that read tokenizer.json as it is.
 _BERT_CLASSES = ('BertTokenizer', 'BertTokenizerFast')
 _GENERIC_CLASSES = ('TokenizersBackend', 'PreTrainedTokenizerFast')
-# Noncharacters: no text that is read here has them.
-_UNKNOWN = '\ufffe'
+# A noncharacter: no text that is read here has it.
 _UNUSED = '\uffff'
 
 
@@ -48,11 +47,12 @@ class WordPiece:
         tokenizer = _read_tokenizer(folder)
         added = tokenizer.get_added_tokens_decoder()
         self.control_tokens = [token.content for token in added.values() if token.special]
+        self._unknown = tokenizer.model.unk_token
         ids = tokenizer.get_vocab()
         # A noncharacter stands for a control token, also where the pre-tokenizer keeps its text whole.
         vocabulary = [f'{_UNUSED}{token_id}' for token_id in range(1 + max(ids.values()))]
         for text, token_id in ids.items():
-            if text not in self.control_tokens or text == tokenizer.model.unk_token:
+            if text not in self.control_tokens or text == self._unknown:
                 vocabulary[token_id] = text
         self.vocab_size = len(vocabulary)
         self._first_id, self._last_id = tokenizer.encode('').ids
@@ -73,7 +73,7 @@ class WordPiece:
         self._longest_word = tokenizer.model.max_input_chars_per_word
         self._wordpiece = tf_text.FastWordpieceTokenizer(
             vocabulary,
-            unknown_token=tokenizer.model.unk_token,
+            unknown_token=self._unknown,
             suffix_indicator=tokenizer.model.continuing_subword_prefix,
             # The limit of the library is one of characters; UTF-8 takes at most four bytes for each.
             max_bytes_per_word=4 * self._longest_word,
@@ -106,7 +106,7 @@ class WordPiece:
                 continue
             for word, _ in self._pre_tokenizer.pre_tokenize_str(part):
                 # A longer word is unknown as a whole, as in the library.
-                words.append(word if len(word) <= self._longest_word else _UNKNOWN)
+                words.append(word if len(word) <= self._longest_word else self._unknown)
         return words
 
 

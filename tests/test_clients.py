@@ -172,14 +172,6 @@ def test_a_server_of_this_machine_is_asked_without_a_proxy(
     user_reads('right: it is asked directly')
 
 
-@pytest.mark.fault('nov29-web-7', 'a proxy that is away')
-def test_an_error_names_the_proxy_that_was_asked(monkeypatch, user_reads):
-    monkeypatch.setenv('http_proxy', f'http://me:{KEY}@127.0.0.1:9')
-    _, line = search('http://search.example', None)
-    assert 'through the proxy 127.0.0.1:9' in line and KEY not in line
-    user_reads(line)
-
-
 @pytest.mark.parametrize('name', ['localhost.', socket.gethostname(), f'{socket.gethostname()}.'])
 def test_no_name_of_this_machine_is_looked_for_by_a_proxy(server, proxy, name, monkeypatch):
     monkeypatch.setenv('http_proxy', proxy.address)
@@ -230,6 +222,7 @@ def test_a_private_authority_is_trusted_if_the_environment_says_so(
         ({'SSL_CERT_FILE': '/not/there.pem'}, 'No such file'),
         ({'ALL_PROXY': f'ftp://me:{KEY}@127.0.0.1:9'}, 'ftp'),
         ({'ALL_PROXY': f'socks5://me:{KEY}@127.0.0.1:9'}, 'socksio'),
+        ({'ALL_PROXY': f'http://me:{KEY}#x@127.0.0.1:9'}, 'no address'),
     ],
 )
 def test_an_environment_that_cannot_be_used_is_one_line(ask, variables, words, monkeypatch):
@@ -275,6 +268,17 @@ def test_a_reply_has_bounds(ask, server, mode, seconds, words, user_reads):
     if ask.func is call and mode == 'drip':
         words = 'nothing within config.tools.mcp_seconds=0.5'
     assert not answered and words in line and '\n' not in line
+    user_reads(line)
+
+
+@pytest.mark.fault('nov29-C4', 'a redirect to an address with the key of the request')
+@pytest.mark.parametrize('ask_model', [judge, policy])
+def test_a_key_in_the_address_of_a_redirect_is_hidden(ask_model, server, user_reads):
+    server.mode = 'redirect'
+    server.target = f'{server.address}/there?q=Bearer%20{KEY}'
+    answered, line = ask_model(server.address, None)
+    assert not answered and 'there?q=Bearer%20***' in line
+    assert KEY not in line
     user_reads(line)
 
 

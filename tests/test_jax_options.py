@@ -103,8 +103,9 @@ def test_an_option_that_changes_numbers_is_refused(option, user_meets, name):
 @pytest.mark.fault('nov29-B7', 'the same where an index is built')
 def test_an_option_that_changes_vectors_is_refused(option, user_meets):
     option('jax_numpy_dtype_promotion', 'strict')
+    index = ExactIndex(LexicalEncoder(64), MemoryCorpus(['a'], ['b']), np.ones((1, 64), np.float32))
     with user_meets('^jax_numpy_dtype_promotion=strict: '):
-        ExactIndex(LexicalEncoder(64), MemoryCorpus(['a'], ['b']), np.ones((1, 64), np.float32))
+        index.search(['a'], 1)
     with user_meets('^jax_numpy_dtype_promotion=strict: '):
         TextEncoder('no folder')
 

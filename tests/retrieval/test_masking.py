@@ -60,6 +60,7 @@ def test_secrets_are_hidden_as_servers_quote_them():
     )
     for quoted in ('a\\"key/of\\\\mine', 'a%22key%2Fof%5Cmine', 'p%40ss%2fword', 'p%40ss%2Fword'):
         assert hide_known(f'Wrong: {quoted}.', secrets) == 'Wrong: ***.'
+    assert hide_known(r'{"error": "a\"key\/of\\mine"}', secrets) == '{"error": "***"}'
     assert hide_known('Wrong: a%2Fkey-of.', secrets) == 'Wrong: ***.'
 
 
