@@ -17,7 +17,7 @@ from zeroplay_jax.configs import english
 from zeroplay_jax.configuration import rules
 from zeroplay_jax.retrieval import folder
 from zeroplay_jax.retrieval.corpus import split
-from zeroplay_jax.settings.kinds import PACKAGE
+from zeroplay_jax.settings.kinds import EXAMPLE_TEXTS
 from zeroplay_jax.types import UserError
 
 # So few steps may all be empty.
@@ -37,7 +37,7 @@ def play(place):
 def played(tmp_path_factory):
     """(workdir, what the command wrote) of a run on the example texts; there is a blank in every path."""
     place = tmp_path_factory.mktemp('my own')
-    shutil.copytree(PACKAGE / 'mini' / 'texts', place / 'the texts')
+    shutil.copytree(EXAMPLE_TEXTS, place / 'the texts')
     (place / 'the texts' / 'picture.png').write_bytes(b'\x89PNG')
     done = play(place)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -136,7 +136,7 @@ def test_the_same_command_repeats_no_step(played):
 
 @pytest.fixture
 def texts(tmp_path):
-    return shutil.copytree(PACKAGE / 'mini' / 'texts', tmp_path / 'texts')
+    return shutil.copytree(EXAMPLE_TEXTS, tmp_path / 'texts')
 
 
 def prepare(texts, workdir, *arguments):

@@ -319,6 +319,8 @@ HOPS_CHECKPOINT = PACKAGE / 'mini' / 'hops' / 'base'
 CONFIGS = PACKAGE / 'configs'
 # A small policy that reads English, for texts of the user (configs/english.py).
 ENGLISH_CHECKPOINT = PACKAGE / 'mini' / 'english' / 'base'
+# Fifteen short texts, an example of a user's corpus.
+EXAMPLE_TEXTS = PACKAGE / 'mini' / 'texts'
 # Files of a policy folder that a run reads; a README may change.
 POLICY_SUFFIXES = ('.json', '.safetensors', '.jinja', '.txt')
 # {"hops": most hops of a demonstration}, by the maker of a policy: the summary of a run says so, training is the same.
