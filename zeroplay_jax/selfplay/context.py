@@ -134,6 +134,15 @@ class StepRun:
         )
 
 
+def _check_varied(name: str, role: Role) -> None:
+    """Raises UserError for a role whose samples are all equal."""
+    if not role.temperature:
+        raise UserError(
+            f'role {name}: samples at temperature 0 are equal, and a role that is not trained has no other one; give ask '
+            'a temperature'
+        )
+
+
 def _check_options(
     after: object, keep: object, note: object, fields: Collection[str], samples: int = 1
 ) -> None:
@@ -315,8 +324,7 @@ class RolloutContext:
 
         Args:
           identity: names the request within the run; all randomness derives from it, so it must be unique.
-          temperature: None: that of `after` where it goes on, else the role's: `config.<role>.temperature` of a trained
-            role, 0 (greedy) of another one.
+          temperature: None: that of `after` where it goes on, else the role's, 0 (greedy) if it is not trained.
           prompt: name of the prompt; '': the role's own. Not read with `after`.
           after: a rollout of these episodes.
           keep: turns of it that stay in the context, with what was replied to each (rollout/continuing.py); None: all.
@@ -336,11 +344,8 @@ class RolloutContext:
         # A message between searches counts them; a rollout that goes on needs it again.
         read = {'hops'} if searched else set()
         _check_options(after, keep, note, fields.keys() - read, samples)
-        if samples > 1 and temperature is None and not asked_role.temperature:
-            raise UserError(
-                f'role {role}: {samples} samples at temperature 0 are equal, and a role that is not trained has no '
-                'other one; give ask a temperature'
-            )
+        if samples > 1 and temperature is None:
+            _check_varied(role, asked_role)
         if searched and 'hops' in fields:
             env = dataclasses.replace(env, searched=(int(str(fields['hops'])), searched))
         weights = asked_role.weights
