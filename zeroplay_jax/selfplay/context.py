@@ -134,12 +134,12 @@ class StepRun:
         )
 
 
-def _check_varied(name: str, role: Role) -> None:
-    """Raises UserError for a role whose samples are all equal."""
-    if not role.temperature:
+def _check_varied(name: str, role: Role, samples: int, temperature: float | None) -> None:
+    """Raises UserError for several samples of a role that are all equal."""
+    if samples > 1 and temperature is None and not role.temperature:
         raise UserError(
-            f'role {name}: samples at temperature 0 are equal, and a role that is not trained has no other one; give ask '
-            'a temperature'
+            f'role {name}: samples at temperature 0 are equal, and a role that is not trained has no other one; give '
+            'ask a temperature'
         )
 
 
@@ -344,19 +344,17 @@ class RolloutContext:
         # A message between searches counts them; a rollout that goes on needs it again.
         read = {'hops'} if searched else set()
         _check_options(after, keep, note, fields.keys() - read, samples)
-        if samples > 1 and temperature is None:
-            _check_varied(role, asked_role)
+        _check_varied(role, asked_role, samples, temperature)
         if searched and 'hops' in fields:
             env = dataclasses.replace(env, searched=(int(str(fields['hops'])), searched))
-        weights = asked_role.weights
         request = Request(
-            weights=weights,
+            weights=asked_role.weights,
             prompt=self.prompt_ids(role, prompt, **fields) if after is None else after.tokens,
             identity=identity,
             env=env,
             samples=samples,
             temperature=asked_role.temperature if temperature is None else temperature,
-            version=self.run.versions.get(weights, NEWEST),
+            version=self.run.versions.get(asked_role.weights, NEWEST),
             run=self.run,
         )
         if self.model is not None:
