@@ -273,7 +273,8 @@ def test_a_reply_has_bounds(ask, server, mode, seconds, words, user_reads):
 
 @pytest.mark.fault('nov29-C4', 'a redirect to an address with the key of the request')
 @pytest.mark.parametrize('ask_model', [judge, policy])
-def test_a_key_in_the_address_of_a_redirect_is_hidden(ask_model, server, user_reads):
+def test_a_key_in_the_address_of_a_redirect_is_hidden(ask_model, server, monkeypatch, user_reads):
+    monkeypatch.setenv('OPENAI_API_KEY', KEY)
     server.mode = 'redirect'
     server.target = f'{server.address}/there?q=Bearer%20{KEY}'
     answered, line = ask_model(server.address, None)
