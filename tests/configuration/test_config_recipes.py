@@ -185,6 +185,12 @@ def test_a_section_that_is_not_declared_is_one_line(
         rules.check(derived(declarations, base))
 
 
+@pytest.mark.fault('nov29-D2', 'a check that is a method of instances')
+def test_a_method_that_needs_a_recipe_is_one_line(derived, user_meets):
+    with user_meets('Recipe.check is called before there is a recipe; write @classmethod'):
+        rules.check(derived('def check(self, config): pass'))
+
+
 def test_a_run_has_no_pool_that_its_recipe_does_not_declare(user_meets):
     config = fields.frozen(dspo.get_config('mini'))
     assert 'pool' not in config.to_dict() and 'pool' not in config
