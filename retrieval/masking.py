@@ -67,7 +67,7 @@ def secrets_of(*named: Mapping[str, str], address: str = '') -> tuple[str, ...]:
             secrets.update((value, *value.split()))
     # Servers quote what they got as they got it, in addresses and in JSON.
     for secret in tuple(secrets):
-        # Some JSON has '\\/'.
+        # PHP writes '\/' into JSON.
         escaped = json.dumps(secret)[1:-1]
         secrets |= {urllib.parse.quote(secret, ''), escaped, escaped.replace('/', r'\/')}
     long_enough = (secret for secret in secrets if len(secret) >= _MIN_CHARACTERS)

@@ -342,7 +342,7 @@ def recipe_class(name: str) -> type[Recipe]:
 def _check_class_methods(name: str, recipe: type[Recipe]) -> None:
     """Raises ConfigError for a method that is called without an instance and is no class method."""
     for method in ('roles', 'check', 'judgements', 'reads_documents'):
-        # A class method has no parameter but the config here, a method of an instance `self` too.
+        # A class method takes the config alone; one of an instance would take `self` too.
         if len(inspect.signature(getattr(recipe, method)).parameters) != 1:
             raise ConfigError(
                 f'config.recipe={name}: Recipe.{method} is called before there is a recipe; write @classmethod above it'
