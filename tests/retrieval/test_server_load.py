@@ -138,7 +138,7 @@ def connect(url, *sent):
 
 def request_of(body):
     content = json.dumps(body).encode()
-    head = f'POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n'
+    head = f'POST /retrieve HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n\r\n'
     return head.encode() + content
 
 
@@ -169,9 +169,9 @@ def is_closed(client, seconds):
 
 SLOW = {
     'nothing': b'',
-    'half a head': b'POST /retrieve HTTP/1.1\r\nHost: x\r\n',
-    'half a body': b'POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"queries"',
-    'half a second request': b'GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /hea',
+    'half a head': b'POST /retrieve HTTP/1.1\r\nHost: localhost\r\n',
+    'half a body': b'POST /retrieve HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{"queries"',
+    'half a second request': b'GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /hea',
 }
 
 
@@ -197,7 +197,7 @@ def test_a_body_that_is_too_long_is_read_before_it_is_refused(paced):
         assert reply.startswith(b'HTTP/1.1 413') and b'longer than 1000 bytes' in reply
 
 
-HEAD = b'POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000000\r\n\r\n'
+HEAD = b'POST /retrieve HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000000\r\n\r\n'
 
 
 @pytest.mark.parametrize(

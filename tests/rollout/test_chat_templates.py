@@ -168,7 +168,7 @@ BOUNDLESS = {
     'constant': "{{ ('x' * 10 ** 9) ~ ('y' * 10 ** 9) }}",
     # Only chats of one role take long.
     'one role': "{% for m in messages if m.role == 'tool' %}"
-    "{{ range(99999) | map('center', 99999) | map('length') | sum }}{% endfor %}",
+    "{{ range(99999) | map('center', 999999) | map('length') | sum }}{% endfor %}",
 }
 
 

@@ -341,7 +341,7 @@ def test_a_turn_that_a_limit_cut_goes_on_with_a_note_alone(policy):
 
 def test_a_rollout_goes_on_at_its_temperature(policy):
     context, _ = make_context(policy)
-    context.roles['short'] = dataclasses.replace(context.roles['short'], temperature=0.0)
+    context.roles['short'] = dataclasses.replace(context.roles['short'], temperature=0.25)
 
     async def episode():
         (first,) = await context.ask('whole', (3, 0), temperature=0.5, question='abc')
@@ -352,7 +352,7 @@ def test_a_rollout_goes_on_at_its_temperature(policy):
 
     ((first, more, *forks, colder),) = run(context, episode())
     assert set(first) == {0.5} and more == [*first, 0.5]
-    assert forks == [[0.0], [0.0]] and colder == [*more, 0.2]
+    assert forks == [[0.25], [0.25]] and colder == [*more, 0.2]
 
 
 def test_forks_behind_a_failed_call_count_as_failed(policy):
