@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 # Names of variables, headers, entries of `env` and parameters of addresses whose values are secrets. Other values, such
 # as a time zone or the path of a repository, stand in results, which the policy has to read as they are.
 SECRET_NAME = re.compile(
-    r'(?<!mon|tur|don|hot|hoc|joc)keys?(?![a-z])|(?<!max_)token(?!iz)|secret|passw|passphrase|auth(?!ors?(?![a-z]))|credential|cookie|bearer|'
+    r'keys?(?![a-z])|(?<!max_)token(?!iz)|secret|passw|passphrase|auth(?!ors?(?![a-z]))|credential|cookie|bearer|'
     r'signature|(?<![a-z])(pat|dsn|sig|sas|jwt|pass|pwd)(?![a-z])',
     re.IGNORECASE,
 )

@@ -15,8 +15,6 @@ from test_engine import (  # noqa: F401
 
 from zeroplay_jax.selfplay.recipe import (
     Recipe,
-    RecipeAttributes,
-    lost_attributes,
     state_of,
     with_state,
 )
@@ -172,44 +170,3 @@ def test_a_state_without_restore_and_one_that_is_changed_in_place_are_refused():
 def test_a_recipe_without_state_is_played_itself():
     recipe = Recipe({}, None)
     assert state_of(recipe) is None and with_state(recipe, None) is recipe
-
-
-def test_attributes_of_the_state_are_not_named_as_lost():
-    recipe = Mean()
-    attributes = RecipeAttributes(recipe)
-    recipe.value = 0.5
-    assert attributes.changed() == [] and recipe.value == 0.5
-    recipe.other = 1
-    assert attributes.changed() == ['other'] and recipe.value == 0.5
-
-
-def test_what_a_step_sets_on_its_copy_is_named(user_reads):
-    recipe, state = Mean(0.5), {'value': 0.25}
-    recipe.shared, recipe.label = [], 'a'
-    attributes, played = RecipeAttributes(recipe), with_state(recipe, state)
-    played.shared.append(1)
-    played.label = ''.join(['a'])
-    assert lost_attributes(recipe, played, state) == [] and attributes.changed() == ['shared']
-    played.other, played.later = 1, {}
-    assert lost_attributes(recipe, played, state) == ['other', 'later']
-    line = attributes.warning(['other', 'later'])
-    assert line.startswith('the recipe changed self.later, self.other, self.shared while it ran')
-    user_reads(line)
-    assert lost_attributes(recipe, recipe, None) == []
-
-
-def test_a_step_of_an_engine_names_what_is_lost(played, monkeypatch):
-    _, engine, _, start = played
-    engine.restore(*copy.deepcopy(start))
-    monkeypatch.setattr(Counted, 'rounds', 0, raising=False)
-    tasks = Counted.tasks
-
-    def counts(self, step, pool, cursor):
-        self.rounds += 1
-        return tasks(self, step, pool, cursor)
-
-    monkeypatch.setattr(Counted, 'tasks', counts)
-    assert engine.lost_attributes == set()
-    play(engine, 0, 1)
-    assert engine.lost_attributes == {'rounds'}
-    engine.lost_attributes.clear()

@@ -45,7 +45,6 @@ def train(tmp_path, monkeypatch):
         engine.learning.notices = []
         engine.recipe.rollouts_per_step.return_value = 1
         engine.recipe.state.return_value = None
-        engine.lost_attributes = set()
         engine.learning.stuck_policies.return_value = []
         monkeypatch.setattr(loop, '_run_step', mock.Mock(side_effect=outcomes))
         context = types.SimpleNamespace(rollouts=types.SimpleNamespace(hosts=Hosts()))

@@ -24,7 +24,7 @@ from zeroplay_jax.selfplay import metrics
 from zeroplay_jax.selfplay.collection import Collector, clears_pool
 from zeroplay_jax.selfplay.context import RolloutContext
 from zeroplay_jax.selfplay.metrics import Stats, ratios, rollout_stats
-from zeroplay_jax.selfplay.recipe import Recipe, RoleSpec, lost_attributes, state_of
+from zeroplay_jax.selfplay.recipe import Recipe, RoleSpec, check_unchanged, state_of
 from zeroplay_jax.selfplay.records import (
     LearningRecord,
     ProposalRecord,
@@ -87,8 +87,6 @@ class Engine:
         )
         self.learning = LearningRecord()
         self.proposals = ProposalRecord()
-        # Of the recipe, which steps of this process set on their copies of it.
-        self.lost_attributes: set[str] = set()
         # Names of the snapshots that roles play with.
         names = {role.weights for role in self.context.roles.values()}
         self.snapshots = sorted(name for name in names if MOMENT in name)
@@ -209,7 +207,7 @@ class Engine:
     def _check_rollouts(self, context: RolloutContext) -> dict[str, float]:
         """Returns what `check_and_reset_failures` does, and raises if the recipe changed its state meanwhile."""
         run = context.run
-        self.lost_attributes.update(lost_attributes(self.recipe, run.player, run.recipe_state))
+        check_unchanged(run.player, run.recipe_state)
         return self.check_and_reset_failures()
 
     def _prepare_step(self, step: Step) -> list[Row]:

@@ -7,20 +7,14 @@ because a config is checked before slow libraries are loaded.
 
 from __future__ import annotations
 
-import collections
 import copy
 import dataclasses
-import functools
 import importlib
 import importlib.util
 import inspect
 import json
-import random
-import sys
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
-
-import numpy as np
 
 from zeroplay_jax.objectives.registry import did_you_mean
 from zeroplay_jax.rollout.prompts import Prompts
@@ -437,109 +431,15 @@ def with_state(recipe: Recipe, state: Json | None) -> Recipe:
     return played
 
 
-def lost_attributes(recipe: Recipe, played: Recipe, state: Json | None) -> list[str]:
-    """Returns the names of attributes outside the state that a step set on its copy of a recipe (`with_state`).
+def check_unchanged(played: Recipe, state: Json | None) -> None:
+    """Raises UserError if tasks or episodes of a step changed the state with which it was drawn.
 
-    Raises:
-      UserError: tasks or episodes of the step changed the state with which it was drawn.
+    Args:
+      played: the recipe that played the step, of `with_state`.
+      state: the state of the step.
     """
-    if state is None:
-        return []
-    if state_of(played) != state:
+    if state is not None and state_of(played) != state:
         raise UserError(
-            f'{type(recipe).__module__}: the state of the recipe changed while a step was played; change it in '
+            f'{type(played).__module__}: the state of the recipe changed while a step was played; change it in '
             'Recipe.after_step alone, and set its attributes anew in Recipe.restore'
         )
-    live = vars(recipe)
-    # Objects that both have are compared by `RecipeAttributes`.
-    names = {name for name, value in vars(played).items() if value is not live.get(name)}
-    before = _comparable_attributes(with_state(recipe, state), names)
-    after = _comparable_attributes(played, names)
-    return [name for name in after if after[name] != before.get(name)]
-
-
-# ---- changing attributes ---------------------------------------------------------------------------
-#
-# A checkpoint holds no attributes of a recipe that change while a run plays, unless `Recipe.state` returns them; they
-# are found here.
-
-
-# Larger containers are taken for data: only their length is compared, so that a checkpoint costs no time.
-_COMPARED_ITEMS = 1_000
-# Objects within objects that are followed.
-_DEPTH = 4
-_PACKAGE = __package__.partition('.')[0]
-_CONTAINERS = (list, tuple, set, frozenset, collections.deque)
-
-
-class RecipeAttributes:
-    """The attributes of a recipe at one moment; what they are compared with later.
-
-    Objects of this package (datasets, the library) count as the same object or another one: they hold no state of a run
-    that a checkpoint lacks.
-    """
-
-    def __init__(self, recipe: Any):
-        self._recipe = recipe
-        self._values = _comparable_attributes(recipe)
-        self._state = state_of(recipe)
-
-    def changed(self) -> list[str]:
-        """Returns the sorted names of the attributes that were set, changed or deleted since, without the state's."""
-        # What is as it was once the first state is set back belongs to the state.
-        now = _comparable_attributes(with_state(self._recipe, self._state))
-        names = now.keys() | self._values.keys()
-        return sorted(name for name in names if now.get(name) != self._values.get(name))
-
-    def warning(self, lost: Iterable[str] = ()) -> str:
-        """Returns a line about the attributes that changed, and those that were `lost_attributes`; '' without any."""
-        names = sorted({*self.changed(), *lost})
-        if not names:
-            return ''
-        shown = ', '.join(f'self.{name}' for name in names)
-        return (
-            f'the recipe changed {shown} while it ran; a checkpoint holds no attributes of a recipe but those that '
-            'Recipe.state returns, so that a resumed run begins with those of its constructor (with a state, also the '
-            'next step: tasks and episodes change a copy). Return them there, or '
-            'derive them from the step, the task and config.seed (docs/recipes.md); a cache may stay'
-        )
-
-
-def _comparable_attributes(recipe: Any, names: Container[str] | None = None) -> dict[str, Any]:
-    """Returns name → comparable value (`_comparable`); computed properties are left out, as they are caches."""
-    values = {}
-    for name, value in vars(recipe).items():
-        is_computed = isinstance(getattr(type(recipe), name, None), functools.cached_property)
-        if not is_computed and (names is None or name in names):
-            values[name] = _comparable(value, _DEPTH)
-    return values
-
-
-def _comparable(value: Any, depth: int) -> Any:
-    """Returns a copy of a value that compares equal as long as the value is unchanged."""
-    kind = type(value)
-    if kind.__module__.partition('.')[0] == _PACKAGE or depth == 0:
-        return (kind, id(value))
-    if isinstance(value, Mapping):
-        if len(value) > _COMPARED_ITEMS:
-            return (kind, len(value))
-        return (kind, [(repr(key), _comparable(item, depth - 1)) for key, item in value.items()])
-    if isinstance(value, _CONTAINERS):
-        if len(value) > _COMPARED_ITEMS:
-            return (kind, len(value))
-        return (kind, [_comparable(item, depth - 1) for item in value])
-    if isinstance(value, np.ndarray):
-        return (value.shape, value.tobytes() if value.size <= _COMPARED_ITEMS else id(value))
-    if isinstance(value, random.Random):
-        return hash(value.getstate())
-    if isinstance(value, np.random.Generator):
-        return repr(value.bit_generator.state)
-    # Objects of the standard library, such as locks, change while a run plays, and hold no state of it.
-    if hasattr(value, '__dict__') and not _is_standard(kind):
-        return (kind, _comparable(vars(value), depth - 1))
-    # Numbers and texts; an iterator such as itertools.count shows its position.
-    return (kind, repr(value)[:_COMPARED_ITEMS])
-
-
-def _is_standard(kind: type) -> bool:
-    return kind.__module__.partition('.')[0] in sys.stdlib_module_names

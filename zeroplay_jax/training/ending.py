@@ -342,7 +342,7 @@ def _selected(rows: Sequence[Row], limit: int) -> list[Row]:
     questions_of_kind: dict[tuple, list[list[Row]]] = {}
     for rollouts in rollouts_of_question.values():
         question = rollouts[0].info.question
-        hops = question and question.hops
+        hops = question.hops if question else None
         # The kind distinguishes questions from open tasks, and hop counts; an evaluation may have all of them.
         kind = ('rubrics' in rollouts[0].parts, hops)
         questions_of_kind.setdefault(kind, []).append(rollouts)

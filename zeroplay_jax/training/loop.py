@@ -32,7 +32,7 @@ from zeroplay_jax.runtime.devices import CompilationCache
 from zeroplay_jax.runtime.hosts import Hosts, sums
 from zeroplay_jax.runtime.log import MetricsWriter
 from zeroplay_jax.selfplay.engine import Engine
-from zeroplay_jax.selfplay.recipe import RecipeAttributes, answering_recipe, weights_of_roles
+from zeroplay_jax.selfplay.recipe import answering_recipe, weights_of_roles
 from zeroplay_jax.selfplay.schedule import Phase, Step, all_steps, with_evaluations
 from zeroplay_jax.settings.kinds import warn
 from zeroplay_jax.settings.schema import Config
@@ -531,8 +531,6 @@ class Saver:
         state: dict[str, Any],
     ):
         self._engine = engine
-        self._shows_warnings = hosts.is_first
-        self._attributes = RecipeAttributes(engine.recipe)
         self._checkpoints = checkpoints
         self._state = state
         self._seconds_before = state['seconds']
@@ -548,13 +546,6 @@ class Saver:
 
     def save(self, next_number: int) -> None:
         """Starts to save the state before step `next_number`. All processes must call it, as the methods below."""
-        # A line about attributes of the recipe that a checkpoint lacks, once per process.
-        line = ''
-        if self._shows_warnings:
-            line = self._attributes.warning(self._engine.lost_attributes)
-        if line:
-            self._shows_warnings = False
-            warn(line)
         self._state.update(self._snapshot(next_number))
         self._checkpoints.save(next_number, self._engine.device_state(), self._state)
 
