@@ -13,6 +13,7 @@ from zeroplay_jax.configuration import rules
 from zeroplay_jax.evaluation import agent, answering, question_sets
 from zeroplay_jax.evaluation.question_sets import Answered
 from zeroplay_jax.evaluation.render import Printer
+from zeroplay_jax.extras.served_policy import MOST_FAILURES, ServedModel
 from zeroplay_jax.rollout.call_syntax import FunctionSyntax
 from zeroplay_jax.rollout.environment import Environment, Limits
 from zeroplay_jax.rollout.prompts import select
@@ -20,7 +21,6 @@ from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.tokens import open_codec
 from zeroplay_jax.selfplay.answers import final_answer
 from zeroplay_jax.selfplay.context import Role, RolloutContext
-from zeroplay_jax.selfplay.policy_endpoint import MOST_FAILURES, ServedModel
 from zeroplay_jax.settings.kinds import ENGLISH_CHECKPOINT
 from zeroplay_jax.tools.base import Tool, ToolResult
 from zeroplay_jax.tools.search import SearchTool

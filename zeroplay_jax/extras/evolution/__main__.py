@@ -1,9 +1,9 @@
 """Shows what self-play asks over training: tasks with questions, duplicates, topics and, with a solver, difficulty.
 
-    python -m zeroplay_jax.evolution runs/mine
-    python -m zeroplay_jax.evolution runs/mine --parts=4 --topics=12
-    python -m zeroplay_jax.evolution runs/mine --policy=zeroplay_jax/mini/clean --config=configs/drzero.py:mini
-    python -m zeroplay_jax.evolution runs/mine --policy=zeroplay_jax/mini/clean --config=configs/ssp.py --metric=rating
+    python -m zeroplay_jax.extras.evolution runs/mine
+    python -m zeroplay_jax.extras.evolution runs/mine --parts=4 --topics=12
+    python -m zeroplay_jax.extras.evolution runs/mine --policy=zeroplay_jax/mini/clean --config=configs/drzero.py:mini
+    python -m zeroplay_jax.extras.evolution runs/mine --policy=POLICY --config=configs/ssp.py --metric=rating
 
 Reads tasks.jsonl, prints a line per iteration (in a run of one: per range of steps) and writes the questions of each
 as RUN/evolution/NAME.jsonl, with pictures beside them. With --policy a fixed solver answers each set: the solve rate
@@ -23,7 +23,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from zeroplay_jax.configuration import fields
-from zeroplay_jax.evaluation import asked, report_builder
+from zeroplay_jax.evaluation import report_builder
+from zeroplay_jax.extras.evolution import questions
 from zeroplay_jax.retrieval.command import Parser, exit_status, number_type
 from zeroplay_jax.runtime.remote_workdir import local_run
 from zeroplay_jax.types import UserError
@@ -40,14 +41,14 @@ _RUN_WITH_QUESTIONS = (
 def main(argv: list[str] | None = None) -> int:
     """Prints the table and the paths of the files; returns the exit status (`exit_status`)."""
     return exit_status(
-        'zeroplay_jax.evolution', lambda: _show(*_parser().parse_known_args(argv)), _DISK_FIX
+        'zeroplay_jax.extras.evolution', lambda: _show(*_parser().parse_known_args(argv)), _DISK_FIX
     )
 
 
 def _parser() -> Parser:
     """Returns the parser of the command line."""
     parser = Parser(
-        prog='python -m zeroplay_jax.evolution',
+        prog='python -m zeroplay_jax.extras.evolution',
         description=__doc__,
         allow_abbrev=False,
     )
@@ -77,7 +78,7 @@ def _show(arguments: argparse.Namespace, evaluate_flags: Sequence[str]) -> None:
         raise UserError(f'{workdir}: --policy needs a path without a comma; rename the folder')
     notes: list[str] = []
     path = workdir / 'tasks.jsonl'
-    parts = asked.parts_of(report_builder.read_lines(path, notes), arguments.parts)
+    parts = questions.parts_of(report_builder.read_lines(path, notes), arguments.parts)
     if not parts:
         reason = f' ({" ".join(notes)})' if notes else ''
         raise UserError(f'{path}: no question that a proposer made{reason}; {_RUN_WITH_QUESTIONS}')
@@ -87,8 +88,8 @@ def _show(arguments: argparse.Namespace, evaluate_flags: Sequence[str]) -> None:
     shares: dict[str, list[float]] = {}
     try:
         for part in parts:
-            figures[part.name]['near-duplicates'] = asked.near_duplicates(part.texts)
-        shares = asked.topics(parts, arguments.topics)
+            figures[part.name]['near-duplicates'] = questions.near_duplicates(part.texts)
+        shares = questions.topics(parts, arguments.topics)
         if len(shares) < arguments.topics:
             print(
                 f'note: {len(shares)} topics instead of {arguments.topics}: too few questions or words',
@@ -98,19 +99,19 @@ def _show(arguments: argparse.Namespace, evaluate_flags: Sequence[str]) -> None:
         fix = 'pip install scikit-learn'
         print(f'note: near-duplicates and topics need scikit-learn; {fix}', file=sys.stderr)
     folder = workdir / 'evolution'
-    sets = asked.write_sets(parts, folder)
+    sets = questions.write_sets(parts, folder)
     if arguments.policy:
         is_open = any(record.get('rubrics') for record in parts[0].questions)
         flags = [*_corpus_flags(workdir), *evaluate_flags]
         result = _answers(arguments, flags, sets, is_open)
-        read = asked.rated if result['settings']['metric'] == 'rating' else asked.solved
+        read = questions.rated if result['settings']['metric'] == 'rating' else questions.solved
         for name, of_set in result['sets'].items():
             figures[name] |= read(of_set['answered'])
-    print(asked.table(figures))
+    print(questions.table(figures))
     if shares:
         rows = {topic: dict(zip(figures, of_parts)) for topic, of_parts in shares.items()}
-        print(f'\n{asked.table(rows)}')
-    for path in asked.write_pictures(figures, shares, folder):
+        print(f'\n{questions.table(rows)}')
+    for path in questions.write_pictures(figures, shares, folder):
         print(path)
 
 

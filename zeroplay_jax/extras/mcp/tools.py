@@ -13,9 +13,9 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from zeroplay_jax.extras.mcp.servers import McpServer, chosen_names, read_servers
 from zeroplay_jax.retrieval import json_text, masking
 from zeroplay_jax.tools.base import MAX_RESULT_CHARACTERS, Invocation, Tool, ToolResult
-from zeroplay_jax.tools.mcp_servers import McpServer, chosen_names, read_servers
 from zeroplay_jax.types import Json, UserError
 
 _MAX_DESCRIPTION = 300  # characters; every prompt of a run has them
@@ -31,7 +31,7 @@ class McpTool(Tool):
     """One tool of a server.
 
     Args:
-      connection: to its server (`mcp_session.Connection`).
+      connection: to its server (`session.Connection`).
       server_name: name of the tool at the server.
       name: name of the tool in the run.
       description, parameters: as the server lists them, cut.
@@ -67,7 +67,7 @@ class McpTool(Tool):
 
     def _call(self, arguments: dict[str, Any]) -> ToolResult:
         """Returns the result of one call, with an error code after any failure."""
-        from zeroplay_jax.tools import mcp_session  # optional dependency
+        import zeroplay_jax.extras.mcp.session as session  # optional dependency
 
         server = self.connection.server
         # Nothing is raised, because `run` would then be repeated, and MCP calls may have side effects.
@@ -76,7 +76,7 @@ class McpTool(Tool):
         except TimeoutError:
             self.failure_log.add(f'{server.where}: no result within {self.call_seconds:g} s')
             return ToolResult(error='timeout')
-        except mcp_session.RefusedCall as error:
+        except session.RefusedCall as error:
             # The server's own error message tells the policy how to correct the call.
             text = masking.hide_known(str(error)[:MAX_RESULT_CHARACTERS], server.secrets)
             return ToolResult(text=text or None, error='tool_error')
@@ -100,7 +100,7 @@ def list_tools(servers: str, call_seconds: float) -> list[McpTool]:
     try:
         import mcp  # noqa: F401
 
-        from zeroplay_jax.tools import mcp_session
+        import zeroplay_jax.extras.mcp.session as session
     except ImportError:
         raise UserError(
             "config.tools.names has 'mcp', whose client is not installed; pip install mcp"
@@ -108,7 +108,7 @@ def list_tools(servers: str, call_seconds: float) -> list[McpTool]:
     tools: dict[str, McpTool] = {}
     for unexpanded in read_servers(servers):
         server = unexpanded.expanded(os.environ)
-        connection = mcp_session.connection_to(server)
+        connection = session.connection_to(server)
         try:
             listed = connection.list_tools(call_seconds)
         except Exception as error:
@@ -135,9 +135,9 @@ def list_tools(servers: str, call_seconds: float) -> list[McpTool]:
 
 def _no_answer(server: McpServer, error: Exception, seconds: float) -> str:
     """Returns one line about a server that did not list its tools."""
-    from zeroplay_jax.tools import mcp_session
+    import zeroplay_jax.extras.mcp.session as session
 
-    if server.url and mcp_session.speaks_sse(server):
+    if server.url and session.speaks_sse(server):
         return f'{server.where}: speaks SSE, an earlier protocol; give its address of streamable HTTP (often …/mcp)'
     if isinstance(error, FileNotFoundError | PermissionError | NotADirectoryError):
         cause = f'{error.strerror}: {error.filename}'
@@ -245,9 +245,9 @@ def _cut_descriptions(schema: Any) -> Any:
 
 def reason_of(server: McpServer, error: BaseException) -> str:
     """Returns the first line of the cause of an error, without secrets."""
-    from zeroplay_jax.tools import mcp_session
+    import zeroplay_jax.extras.mcp.session as session
 
-    lines = str(mcp_session.first_cause(error)).strip().splitlines()
+    lines = str(session.first_cause(error)).strip().splitlines()
     # Some exceptions have no text.
     if not lines:
         return type(error).__name__

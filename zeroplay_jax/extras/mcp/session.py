@@ -25,8 +25,8 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 from mcp.shared.message import SessionMessage
 
+from zeroplay_jax.extras.mcp.servers import McpServer
 from zeroplay_jax.retrieval import web
-from zeroplay_jax.tools.mcp_servers import McpServer
 
 _MAX_TOOLS = 10_000
 _SSE_SECONDS = 2.0

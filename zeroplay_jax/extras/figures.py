@@ -1,14 +1,18 @@
-"""Pictures of runs as files: named figures, most of them of the papers, from one run or several.
+"""Draws a figure of a paper from one run or several, beside what the paper published.
 
-They stand in configs/figures.toml: which metrics, over training steps or iterations, and what the paper published.
+    python -m zeroplay_jax.extras.figures list
+    python -m zeroplay_jax.extras.figures em runs/quickstart --out curve.svg
+    python -m zeroplay_jax.extras.figures ssp5a runs/a runs/b
+
+figures.toml beside this file has them: which metrics, over training steps or iterations, and published numbers.
 """
 
 from __future__ import annotations
 
 import collections
 import fnmatch
-import io
 import os
+import sys
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,35 +20,17 @@ from typing import Any
 
 import numpy as np
 
-from zeroplay_jax.evaluation import statistics
-from zeroplay_jax.runtime.disk import write_bytes
+from zeroplay_jax.evaluation import report_builder, statistics
+from zeroplay_jax.extras.drawing import STEPS, TEXT_COLOUR, new_axes, save
+from zeroplay_jax.retrieval.command import Parser, exit_status
+from zeroplay_jax.runtime import signals
+from zeroplay_jax.runtime.remote_workdir import local_run
 from zeroplay_jax.types import Json, UserError
-
-TEXT_COLOUR = '#6b7785'  # contrast of at least 4.5 : 1 on white and on black backgrounds
-
-SETTINGS: Any = {
-    'svg.fonttype': 'none',  # text stays text: searchable, and in the font of the reader
-    'svg.hashsalt': 'zeroplay_jax',  # element ids are random without it
-    'text.parse_math': False,  # a '$' in the name of a run starts no formula
-    'font.family': 'sans-serif',
-    'font.size': 9,
-    'text.color': TEXT_COLOUR,
-    'axes.labelcolor': TEXT_COLOUR,
-    'axes.edgecolor': TEXT_COLOUR,
-    'xtick.color': TEXT_COLOUR,
-    'ytick.color': TEXT_COLOUR,
-}
-
-# The default ones contain the time of writing and the version of matplotlib.
-METADATA = {'Date': None, 'Creator': None}
-
-# What papers count: neither evaluations nor steps that train another role.
-STEPS = 'training steps of the role, over all iterations'
 
 # x and y.
 Line = tuple[list[float], list[float]]
 
-FIGURES = Path(__file__).parents[1] / 'configs' / 'figures.toml'
+FIGURES = Path(__file__).with_name('figures.toml')
 
 
 def figures() -> dict[str, Json]:
@@ -70,13 +56,13 @@ def write_figure(name: str, runs: Sequence[Json], out: str | os.PathLike[str]) -
     """
     figure = figures().get(name)
     if figure is None:
-        raise UserError(f'--figure={name}: no such figure; --figure=list shows all')
+        raise UserError(f'{name}: no such figure; list shows all')
     drawing, axes = new_axes(figure['title'], figure.get('x', STEPS), figure['y'])
     for run in runs:
         lines = _lines_of_run(figure, run)
         if not lines:
             raise UserError(
-                f'{run["name"]}: has none of {", ".join(figure["metrics"])}, which --figure={name} draws; give a run '
+                f'{run["name"]}: has none of {", ".join(figure["metrics"])}, which figure {name} draws; give a run '
                 'that trains these roles and logs by role, or measures this by config.eval'
             )
         prefix = f'{run["name"]}: ' if len(runs) > 1 else ''
@@ -144,40 +130,30 @@ def _lines_of_run(figure: Json, run: Json) -> dict[str, Line]:
     return lines
 
 
-def new_axes(title: str, x: str, y: str) -> tuple[Any, Any]:
-    """Returns a new figure and its axes, with these titles."""
-    # Imported here: only this command needs matplotlib, and its import takes a second.
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context(SETTINGS):
-        # Figure instead of pyplot: no window backend is loaded and no global state remains.
-        drawing = Figure(figsize=(7.5, 3.4), layout='constrained')
-        axes = drawing.add_subplot()
-        axes.set_title(title, loc='left', fontsize=9, fontweight='bold')
-        axes.set(xlabel=x, ylabel=y)
-        axes.grid(axis='y', color=TEXT_COLOUR, alpha=0.3)
-        axes.spines[:].set_visible(False)
-        if x in ('iteration', STEPS):
-            axes.locator_params(axis='x', integer=True)
-    return drawing, axes
+def main(argv: list[str] | None = None) -> int:
+    """Writes the files and prints their paths; returns the exit status (`exit_status`)."""
+    signals.raise_again()
+    return exit_status('zeroplay_jax.extras.figures', lambda: _run(argv), 'choose another file')
 
 
-def save(drawing: Any, axes: Any, out: str | os.PathLike[str]) -> list[Path]:
-    """Writes a figure with a legend beside its axes as SVG, and as PNG beside it; returns the paths.
+def _run(argv: list[str] | None) -> None:
+    parser = Parser(prog='python -m zeroplay_jax.extras.figures', description=__doc__)
+    parser.add_argument('name', metavar='NAME', help='of the figure; list: names all')
+    parser.add_argument('workdirs', nargs='*', metavar='WORKDIR', help='or gs://bucket/path')
+    parser.add_argument('--out', metavar='FILE.svg', help='default: NAME.svg in the first WORKDIR')
+    arguments = parser.parse_args(argv)
+    if arguments.name == 'list':
+        for name, figure in figures().items():
+            print(f'{name:18} {figure["title"]}')
+        return
+    if not arguments.workdirs:
+        parser.error('the following arguments are required: WORKDIR')
+    out = report_builder.output_path(arguments.out, '.svg')
+    workdirs = [local_run(workdir) for workdir in arguments.workdirs]
+    runs = report_builder.read_runs(workdirs, has_trajectories=False)
+    for path in write_figure(arguments.name, runs, out or workdirs[0] / f'{arguments.name}.svg'):
+        print(path)
 
-    Equal figures give equal files.
-    """
-    import matplotlib
 
-    target = Path(out)
-    with matplotlib.rc_context(SETTINGS):
-        axes.legend(loc='upper left', bbox_to_anchor=(1.01, 1), frameon=False)
-        svg, png = io.BytesIO(), io.BytesIO()
-        drawing.savefig(svg, format='svg', transparent=True, metadata=METADATA)
-        drawing.savefig(png, format='png', dpi=150, facecolor='white')
-    # Both are drawn before one is written.
-    files = {target: svg, target.with_suffix('.png'): png}
-    for path, content in files.items():
-        write_bytes(path, [content.getvalue()])
-    return list(files)
+if __name__ == '__main__':
+    sys.exit(main())

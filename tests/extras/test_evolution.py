@@ -3,16 +3,22 @@
 import importlib
 import json
 import pathlib
+import shlex
 import shutil
 import sys
 
 import pytest
+import test_papers
+from judge_server import JudgeServer
+from python_process import config_flags
 
-from zeroplay_jax import evolution as command
 from zeroplay_jax.data import files
-from zeroplay_jax.evaluation import asked, rating
+from zeroplay_jax.evaluation import rating
+from zeroplay_jax.extras.evolution import __main__ as command
+from zeroplay_jax.extras.evolution import questions as asked
 from zeroplay_jax.runtime import record as run_record
 
+CLEAN = test_papers.CLEAN
 RUNS = pathlib.Path(__file__).parents[1] / 'golden' / 'runs'
 
 
@@ -221,7 +227,7 @@ def test_a_fixed_solver_answers_each_part(run, capsys):
 )
 def test_wrong_arguments_are_refused(run, arguments, line, capsys):
     assert command.main([str(run), *arguments.split()]) == 2
-    assert capsys.readouterr().err.startswith(f'zeroplay_jax.evolution: {line}')
+    assert capsys.readouterr().err.startswith(f'zeroplay_jax.extras.evolution: {line}')
 
 
 def test_a_folder_that_cannot_be_used_is_one_line(run, capsys):
@@ -251,6 +257,26 @@ def test_a_run_without_questions_is_refused(content, reason, tmp_path, capsys):
         path.write_text(content)
     assert command.main([str(tmp_path)]) == 2
     line = capsys.readouterr().err
-    start = f'zeroplay_jax.evolution: {path}: no question that a proposer made{reason}'
+    start = f'zeroplay_jax.extras.evolution: {path}: no question that a proposer made{reason}'
     assert line.startswith(start) and line.count('\n') == 1
     assert line.endswith('zeroplay_jax.main --config=configs/drzero.py:mini --workdir=RUN\n')
+
+
+@pytest.mark.parametrize(
+    'line', [line for line in test_papers.COMMANDS if line.startswith('extras.evolution ')]
+)
+def test_the_commands_of_papers_run_on_a_recorded_run(line, run, capsys):
+    texts = {'RUN': str(run), '--policy=POLICY': f'--policy={CLEAN}', '--limit=2000': '--limit=2'}
+    _, *words = [texts.get(word, word) for word in shlex.split(line)]
+    if f'--policy={CLEAN}' in words:
+        words = [*words, *test_papers.SMALL, '--limit=2']
+        # Its questions are of the miniature world, whatever system asked them.
+        words = ['--config=configs/drzero.py:mini' if '--config=' in w else w for w in words]
+    with JudgeServer() as judge:
+        if '--metric=rating' in words:
+            words += config_flags(f'judge.kind=endpoint judge.url={judge.url}')
+        assert command.main(words) == 0
+    printed = capsys.readouterr().out
+    assert 'near-duplicates' in printed
+    is_rated = bool(judge.prompts)
+    assert is_rated == ('rated 5' in printed) == (run / 'evolution' / 'rating.svg').exists()

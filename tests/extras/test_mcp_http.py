@@ -9,7 +9,7 @@ import pytest
 from zeroplay_jax.tools.base import Invocation
 
 pytest.importorskip('mcp')
-from zeroplay_jax.tools import mcp as mcp_tools  # noqa: E402
+from zeroplay_jax.extras.mcp import tools as mcp_tools  # noqa: E402
 
 SECONDS = 20.0
 ECHO = {'name': 'echo', 'inputSchema': {'type': 'object', 'properties': {}}}

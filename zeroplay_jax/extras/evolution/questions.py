@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from zeroplay_jax.data import files
-from zeroplay_jax.evaluation import pictures, statistics, tables
+from zeroplay_jax.evaluation import statistics, tables
+from zeroplay_jax.extras.drawing import new_axes, save
 from zeroplay_jax.objectives.answers import normalize_answer
 from zeroplay_jax.types import Json
 
@@ -232,7 +233,7 @@ def write_pictures(
         ('asked', 'share', (0, 1), _SHARES),
         ('rating', 'rating, 1 to 5', (1, 5), _RATING),
     ):
-        drawing, axes = pictures.new_axes('What self-play asks', 'part', y)
+        drawing, axes = new_axes('What self-play asks', 'part', y)
         for name in names:
             values = [of_part.get(name, math.nan) for of_part in figures.values()]
             label = f'solve rate: {name} end of 95 %' if name in ('low', 'high') else name
@@ -241,9 +242,9 @@ def write_pictures(
                 axes.plot(list(figures), values, style, label=label)
         axes.set_ylim(*limits)
         if axes.lines:
-            paths += pictures.save(drawing, axes, folder / f'{file}.svg')
+            paths += save(drawing, axes, folder / f'{file}.svg')
     if shares:
-        drawing, axes = pictures.new_axes('Topics', 'part', 'share of the questions')
+        drawing, axes = new_axes('Topics', 'part', 'share of the questions')
         axes.stackplot(list(figures), list(shares.values()), labels=list(shares))
-        paths += pictures.save(drawing, axes, folder / 'topics.svg')
+        paths += save(drawing, axes, folder / 'topics.svg')
     return paths

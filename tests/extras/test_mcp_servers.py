@@ -13,7 +13,7 @@ from zeroplay_jax.tools.base import Invocation
 from zeroplay_jax.types import UserError
 
 pytest.importorskip('mcp')
-from zeroplay_jax.tools import mcp as mcp_tools  # noqa: E402
+from zeroplay_jax.extras.mcp import tools as mcp_tools  # noqa: E402
 
 FOLDER = pathlib.Path(__file__).parent
 SERVER = FOLDER / 'stdio_server.py'

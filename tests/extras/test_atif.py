@@ -22,8 +22,8 @@ from nat.atif import (
 from nat.atif.content import ContentPart, ImageSource
 
 from zeroplay_jax import export, report
-from zeroplay_jax.evaluation import atif
 from zeroplay_jax.evaluation.report_builder import read_lines, read_run
+from zeroplay_jax.extras import atif
 from zeroplay_jax.rollout import continuing
 from zeroplay_jax.rollout.call_syntax import syntax_of
 from zeroplay_jax.rollout.environment import Environment, Limits

@@ -10,7 +10,7 @@ import pytest
 from mcp_process import Server
 
 from zeroplay_jax.configs import common
-from zeroplay_jax.tools import mcp as mcp_tools
+from zeroplay_jax.extras.mcp import tools as mcp_tools
 from zeroplay_jax.tools import registry
 from zeroplay_jax.tools.base import Invocation
 from zeroplay_jax.types import UserError
@@ -123,3 +123,8 @@ def test_a_config_has_the_servers_tools_beside_others(server):
     config = common.get_config()
     config.tools.update(names=('calculator', 'mcp'), mcp_servers=server.url, mcp_seconds=SECONDS)
     assert list(registry.build_tools(config, None)) == ['calculator', 'add', 'refuse', 'wait']
+
+
+def test_a_slow_mcp_call_shares_no_batch():
+    tool = mcp_tools.McpTool(None, 'tool', 'tool', 'does it', {'type': 'object'}, 1.0)
+    assert tool.max_batch == 1 and tool.workers > 1
