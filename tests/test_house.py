@@ -129,7 +129,7 @@ def extra_of(dotted):
 
 def test_every_extra_has_a_line_in_the_table_and_stands_alone():
     assert EXTRA_FILES - {'drawing'} == EXTRAS.keys()
-    for path in python_files('zeroplay_jax/extras', 'benchmarks', 'tools'):
+    for path in python_files('zeroplay_jax/extras'):
         assert {*filter(None, map(extra_of, imports(path)))} <= {extra_of(module(path))}, path
 
 

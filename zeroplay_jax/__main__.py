@@ -26,7 +26,6 @@ COMMANDS = (
     'evaluate',
     'compare',
     'export',
-    'inputs',
     'retrieval.build',
     'retrieval.query',
     'retrieval.server',

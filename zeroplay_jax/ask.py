@@ -36,9 +36,9 @@ from zeroplay_jax.configuration.places import (
     fetch_addresses,
     fetch_model,
 )
-from zeroplay_jax.data.cloze import form_of
 from zeroplay_jax.evaluation.render import Printer
 from zeroplay_jax.extras import load_extra
+from zeroplay_jax.mini.question_form import form_of
 from zeroplay_jax.policy import adapter_config
 from zeroplay_jax.retrieval import downloads, progress
 from zeroplay_jax.retrieval.command import Parser, number_type, show_messages, similar_path

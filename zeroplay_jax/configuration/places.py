@@ -130,7 +130,7 @@ def _warn_of_trained_questions(config: ConfigDict, contents: Mapping[str, list[A
     evaluated = list(itertools.chain(*contents.get('eval.file', ())))
     repeated = [question.text for question in evaluated if question_key(question.text) in keys]
     if repeated:
-        command = ['python', '-m', 'zeroplay_jax.inputs', 'questions']
+        command = ['python', '-m', 'zeroplay_jax.extras.inputs', 'questions']
         command += ['--sets', config.inputs.questions, '--not-in', config.eval.file]
         warn(
             f'{len(repeated)} of {len(evaluated)} questions of config.eval.file are trained on, such as '

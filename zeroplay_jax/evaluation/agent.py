@@ -28,7 +28,6 @@ import jax
 import numpy as np
 from jaxtyping import Int32
 
-from zeroplay_jax.data.cloze import QuestionForm
 from zeroplay_jax.evaluation.question_sets import asked, at_temperature
 from zeroplay_jax.evaluation.render import (
     Printer,
@@ -39,6 +38,7 @@ from zeroplay_jax.evaluation.render import (
     print_beside,
 )
 from zeroplay_jax.extras import load_extra
+from zeroplay_jax.mini.question_form import QuestionForm
 from zeroplay_jax.policy import families, hf, sharding, transformer
 from zeroplay_jax.retrieval import folder as index_folder
 from zeroplay_jax.retrieval import progress

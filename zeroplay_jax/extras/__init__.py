@@ -29,14 +29,15 @@ EXTRAS = {
     'atif': Extra('Rollouts as ATIF documents, the format of other agents, out and in.'),
     'evolution': Extra('What self-play asks over training.', 'scikit-learn', is_command=True),
     'figures': Extra('Figures of the papers, drawn from runs.', is_command=True),
+    'inputs': Extra('Questions, answers and documents, made of texts.', is_command=True),
     'mcp': Extra('The tools of MCP servers.', 'mcp'),
     'served_policy': Extra('A model behind an OpenAI-compatible server as the policy.'),
 }
 COMMANDS = tuple(f'extras.{name}' for name, extra in EXTRAS.items() if extra.is_command)
 
 
-def load_extra(name: str) -> Any:
-    """Returns the module of an extra.
+def load_extra(name: str, part: str = '') -> Any:
+    """Returns the module of an extra, or a part of its folder.
 
     Raises:
       UserError: it was removed, or a package that it needs is not installed.
@@ -45,7 +46,7 @@ def load_extra(name: str) -> Any:
     if extra is None:
         raise UserError(f'{name}: this installation is without zeroplay_jax/extras/{name}')
     try:
-        return importlib.import_module(f'{__name__}.{name}')
+        return importlib.import_module('.'.join(filter(None, (__name__, name, part))))
     except ImportError as error:
         if not extra.package:
             raise

@@ -15,7 +15,8 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from zeroplay_jax.data import builders, cloze_files, files
+from zeroplay_jax.data import files
+from zeroplay_jax.extras.inputs import builders, cloze_files
 from zeroplay_jax.retrieval import cleaning, progress, rows
 from zeroplay_jax.retrieval.command import (
     FIELDS_HELP,
@@ -78,7 +79,7 @@ def _ratio(text: str) -> tuple[int, ...]:
 def _parser() -> Parser:
     """Returns the parser of the command line; its `kind` is the name of the subcommand."""
     parser = Parser(
-        prog='python -m zeroplay_jax.inputs',
+        prog='python -m zeroplay_jax.extras.inputs',
         description=__doc__,
         epilog=builders.EXAMPLES,
     )
@@ -420,7 +421,10 @@ def _run(args: argparse.Namespace) -> None:
     files.write_lines(args.documents, split_corpus.documents)
     files.write_lines(args.out, split_corpus.questions)
     if split_corpus.warning:
-        print(f'zeroplay_jax.inputs: warning: {source}: {split_corpus.warning}', file=sys.stderr)
+        print(
+            f'zeroplay_jax.extras.inputs: warning: {source}: {split_corpus.warning}',
+            file=sys.stderr,
+        )
     print(_report_cloze(args, split_corpus))
 
 
@@ -428,7 +432,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Writes the files of one kind; returns the exit status (`exit_status`)."""
     signals.raise_again()
     return exit_status(
-        'zeroplay_jax.inputs',
+        'zeroplay_jax.extras.inputs',
         lambda: _run(_parser().parse_args(argv)),
         disk_fix='choose another file with --out',
         stopped='stopped; nothing was written',

@@ -1,6 +1,6 @@
 """Held-out questions and training documents of any corpus, split by document: no passage is in both.
 
-The questions are clozes (`zeroplay_jax.data.cloze`), so they need neither labels nor a model. The split is a function
+The questions are clozes (`cloze.py`), so they need neither labels nor a model. The split is a function
 of the seed and the names of the documents alone: those with the lowest hashes are held out. A document is a file of a
 folder of texts, or all passages of the same title in a file of passages.
 """
@@ -13,10 +13,10 @@ import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from zeroplay_jax.data import chains
-from zeroplay_jax.data.builders import BottomK, hash_key
-from zeroplay_jax.data.chains import CorpusChain
-from zeroplay_jax.data.cloze import (
+from zeroplay_jax.extras.inputs import chains
+from zeroplay_jax.extras.inputs.builders import BottomK, hash_key
+from zeroplay_jax.extras.inputs.chains import CorpusChain
+from zeroplay_jax.extras.inputs.cloze import (
     SENTENCE_WORDS,
     Cloze,
     Passage,

@@ -10,8 +10,8 @@ import pathlib
 import pytest
 from input_files import write
 
-from zeroplay_jax import inputs as command
 from zeroplay_jax.data import files
+from zeroplay_jax.extras.inputs import __main__ as command
 from zeroplay_jax.objectives import answers as scores
 from zeroplay_jax.types import UserError
 

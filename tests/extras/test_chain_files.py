@@ -5,11 +5,12 @@ import collections
 import pytest
 from input_files import write
 
-from zeroplay_jax import inputs
 from zeroplay_jax.configs import english
-from zeroplay_jax.data import chains, cloze_files, files
-from zeroplay_jax.data.chains import BRIDGE
-from zeroplay_jax.data.cloze import BLANK
+from zeroplay_jax.data import files
+from zeroplay_jax.extras.inputs import __main__ as inputs
+from zeroplay_jax.extras.inputs import chains, cloze_files
+from zeroplay_jax.extras.inputs.chains import BRIDGE
+from zeroplay_jax.extras.inputs.cloze import BLANK
 from zeroplay_jax.retrieval.corpus import Record, contents, split
 
 SYLLABLES = ('Ka', 'Lo', 'Mi', 'Ru', 'Te', 'Vo', 'Sa', 'Pe', 'Ni', 'Du')

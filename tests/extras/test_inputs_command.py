@@ -10,10 +10,11 @@ from input_files import write
 from refused_calls import check_table
 from scripted import library
 
-from zeroplay_jax import inputs as command
 from zeroplay_jax.configs import common
-from zeroplay_jax.data import builders, files
-from zeroplay_jax.data.builders import mentions
+from zeroplay_jax.data import files
+from zeroplay_jax.extras.inputs import __main__ as command
+from zeroplay_jax.extras.inputs import builders
+from zeroplay_jax.extras.inputs.builders import mentions
 from zeroplay_jax.runtime.disk import write_text
 from zeroplay_jax.selfplay.recipe import recipe_class
 from zeroplay_jax.selfplay.schedule import BatchCursor, Step, TaskPool

@@ -7,8 +7,8 @@ from refused_calls import check_table
 
 from tools.checkpoints import base_english
 from tools.checkpoints.english_texts import Links
-from zeroplay_jax.data import chains
-from zeroplay_jax.data.chains import BRIDGE
+from zeroplay_jax.extras.inputs import chains
+from zeroplay_jax.extras.inputs.chains import BRIDGE
 
 PASSAGES = [
     ('Gumu', 'In the year 1950 the town sold the old mill to Lomi Kelpar, a farmer.'),

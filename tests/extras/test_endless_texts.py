@@ -2,7 +2,8 @@
 
 import pytest
 
-from zeroplay_jax.data import answer_fields, builders, files
+from zeroplay_jax.data import answer_fields, files
+from zeroplay_jax.extras.inputs import builders
 from zeroplay_jax.selfplay import judge
 
 CHARACTERS = 300_000

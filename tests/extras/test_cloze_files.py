@@ -5,9 +5,10 @@ import pathlib
 
 import pytest
 
-from zeroplay_jax import inputs
-from zeroplay_jax.data import cloze_files, files
-from zeroplay_jax.data.cloze import BLANK
+from zeroplay_jax.data import files
+from zeroplay_jax.extras.inputs import __main__ as inputs
+from zeroplay_jax.extras.inputs import cloze_files
+from zeroplay_jax.extras.inputs.cloze import BLANK
 from zeroplay_jax.objectives.rewards import normalize_answer
 from zeroplay_jax.retrieval import cleaning
 from zeroplay_jax.retrieval.corpus import Record, contents, read, split
