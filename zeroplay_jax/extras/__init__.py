@@ -29,6 +29,7 @@ EXTRAS = {
     'atif': Extra('Rollouts as ATIF documents, the format of other agents, out and in.'),
     'evolution': Extra('What self-play asks over training.', 'scikit-learn', is_command=True),
     'figures': Extra('Figures of the papers, drawn from runs.', is_command=True),
+    'grading': Extra('Open tasks graded in a folder that resumes, by two judges.'),
     'inputs': Extra('Questions, answers and documents, made of texts.', is_command=True),
     'mcp': Extra('The tools of MCP servers.', 'mcp'),
     'served_policy': Extra('A model behind an OpenAI-compatible server as the policy.'),

@@ -11,14 +11,14 @@ import pytest
 from refused_calls import check_table
 from trajectories import ASKS_SOLVER, make_trajectory
 
-from zeroplay_jax.evaluation import grading_results, play, question_sets
+from zeroplay_jax.evaluation import play, question_sets
 from zeroplay_jax.evaluation.play import Answer, Grade, GradingRecord, Judgement
+from zeroplay_jax.extras.grading import graded, grading_results
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.prompts import Prompt
 from zeroplay_jax.rollout.tokens import open_codec
 from zeroplay_jax.selfplay import answers
 from zeroplay_jax.selfplay.judge import RuleJudge
-from zeroplay_jax.training import graded
 from zeroplay_jax.types import ToolCall, Turn, UserError
 
 RIVERS = ('Arv', 'Bero', 'Cilu')

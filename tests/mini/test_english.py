@@ -5,6 +5,9 @@ import json
 
 import numpy as np
 import pytest
+
+pytest.importorskip('zeroplay_jax.extras.inputs')
+# ruff: noqa: E402
 from demo_parts import said, shown, tag
 from example_texts import example_passages
 from test_committed_folders import check_hashes, figures_of

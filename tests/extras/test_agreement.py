@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from refused_calls import check_table
 
-from zeroplay_jax.evaluation import grading_results
+from zeroplay_jax.extras.grading import grading_results
 
 YES, NO = (True, True), (False, False)
 FIRST, SECOND = (True, False), (False, True)

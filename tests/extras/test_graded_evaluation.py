@@ -10,8 +10,8 @@ from run_files import lines
 
 from zeroplay_jax.configs import scope
 from zeroplay_jax.configuration.fields import frozen
+from zeroplay_jax.extras.grading import graded
 from zeroplay_jax.mini.world import World, evaluation_tasks
-from zeroplay_jax.training import graded
 from zeroplay_jax.types import UserError
 
 

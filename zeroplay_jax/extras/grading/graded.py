@@ -17,9 +17,10 @@ from typing import Any
 
 from zeroplay_jax.configuration import fields
 from zeroplay_jax.data import files
-from zeroplay_jax.evaluation import grading_results, play, question_sets, statistics
+from zeroplay_jax.evaluation import play, question_sets, statistics
 from zeroplay_jax.evaluation.play import GradingRecord, NamedJudge, is_needed, judgements
 from zeroplay_jax.evaluation.question_sets import RubricTask
+from zeroplay_jax.extras.grading import grading_results
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.rollout.prompts import Prompt, fill, select
 from zeroplay_jax.rollout.tokens import Codec
