@@ -61,7 +61,7 @@ from benchmarks.claims_runs import (
     stored_path,
 )
 from benchmarks.command import RESULTS
-from zeroplay_jax.evaluation.pictures import SETTINGS, TEXT_COLOUR
+from zeroplay_jax.extras.drawing import SETTINGS, TEXT_COLOUR
 from zeroplay_jax.runtime.disk import write_text
 
 _COLUMNS = (

@@ -12,8 +12,8 @@ import pathlib
 from typing import Any
 
 from benchmarks.command import one_line_errors, parser, read_lines
-from zeroplay_jax.data.chains import BRIDGE
-from zeroplay_jax.data.cloze import BLANK
+from zeroplay_jax.extras.inputs.chains import BRIDGE
+from zeroplay_jax.extras.inputs.cloze import BLANK
 from zeroplay_jax.retrieval import folder
 from zeroplay_jax.types import Json, UserError
 

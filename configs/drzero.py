@@ -16,7 +16,7 @@ built-in checkpoint, on two CPU cores: every stage runs, both roles are updated,
 Every step draws documents from the index. With --config.inputs.documents=data/documents.jsonl they come from a file
 instead; none repeats before all with its hop count were used. Three iterations need this many:
 
-    python -m zeroplay_jax.inputs documents --corpus wiki-18.jsonl --count 78000 --out data/documents.jsonl
+    python -m zeroplay_jax.extras.inputs documents --corpus wiki-18.jsonl --count 78000 --out data/documents.jsonl
 
 Where paper and released code differ, this config follows the paper. The loss is the code's: a clipped ratio per token,
 averaged over all tokens of the batch. With one update per batch the ratio is 1, and both gradients, of eq. 2 and of

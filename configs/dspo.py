@@ -1,6 +1,6 @@
 """DSPO, for Qwen2.5-7B-Instruct on a v5p-32 (four hosts of four chips). Many values are inferred, see below.
 
-    python -m zeroplay_jax.inputs questions --sets nq_train.jsonl,hotpotqa_train.jsonl \\
+    python -m zeroplay_jax.extras.inputs questions --sets nq_train.jsonl,hotpotqa_train.jsonl \\
         --out data/nq_hotpotqa_train.jsonl
     launch/tpu_vm.sh --name dspo --zone us-east5-a --type v5p-32 --setup "$MOUNT" -- --config=configs/dspo.py \\
         --workdir=/mnt/share/runs/dspo --config.checkpoint.every=10 --policy=/mnt/share/Qwen2.5-7B-Instruct \\

@@ -6,7 +6,7 @@ builds an index, held-out questions and training documents in runs/own, and then
 
     python -m zeroplay_jax.main --config=configs/english.py:runs/own --workdir=runs/own/run --config.seed=0
 
-The text after the colon is that folder. Questions are sentences with a blank (`python -m zeroplay_jax.inputs cloze`).
+The text after the colon is that folder. Questions are sentences with a blank (`extras.inputs cloze`).
 One hop: a proposer reads a passage and leaves words out of a sentence; a solver searches for the passage and fills them
 in. Two hops: the proposer also searches for a name of its passage and leaves words out of a sentence about it in
 another one; the solver has to find the name first. Training neither starts from a document that held-out questions are
@@ -17,12 +17,14 @@ Made for two CPU cores without a GPU.
 import pathlib
 
 from zeroplay_jax.configs import common
-from zeroplay_jax.data import cloze_files, files
+from zeroplay_jax.data import files
+from zeroplay_jax.extras import load_extra
 from zeroplay_jax.settings.kinds import ENGLISH_CHECKPOINT
 
 
 def get_config(folder=''):
     """Returns the config; `folder`: the workdir with index, questions and documents; '' leaves their paths unset."""
+    cloze_files = load_extra('inputs', 'cloze_files')
     config = common.get_config('drzero')
     config.policy.path = str(ENGLISH_CHECKPOINT)
     config.schedule.update(iterations=2, hop_ratio=cloze_files.ratio_of_hops(two_hops=False))

@@ -16,7 +16,7 @@ documents found), because the tiny model was not trained to judge.
 Every step draws documents from the index, with the four task types (appendix H) in equal parts. With
 --config.inputs.documents=data/scope_documents.jsonl they come from a file instead:
 
-    python -m zeroplay_jax.inputs documents --corpus wiki-18.jsonl --count 20000 --hops 4:3:2 \\
+    python -m zeroplay_jax.extras.inputs documents --corpus wiki-18.jsonl --count 20000 --hops 4:3:2 \\
         --types long_form_qa,summarisation,planning,writing --out data/scope_documents.jsonl
 
 --config.eval.tasks=FILE: lines with "task" and "rubrics" that the judge grades at every evaluation.

@@ -1,6 +1,6 @@
 """SSP with the hyperparameters of its paper, for Qwen2.5-7B-Instruct on a v5p-32 (four hosts of four chips).
 
-    python -m zeroplay_jax.inputs answers --sets nq_train.jsonl,hotpotqa_train.jsonl --out data/ssp_answers.jsonl
+    python -m zeroplay_jax.extras.inputs answers --sets nq_train.jsonl,hotpotqa_train.jsonl --out data/ssp_answers.jsonl
     launch/tpu_vm.sh --name ssp --zone us-east5-a --type v5p-32 --setup "$MOUNT" -- --config=configs/ssp.py \\
         --workdir=/mnt/share/runs/ssp --config.checkpoint.every=10 --policy=/mnt/share/Qwen2.5-7B-Instruct \\
         --index=/mnt/share/wiki18_e5 --config.judge.url=http://10.0.0.3:8001/v1

@@ -44,7 +44,7 @@ def _commands(places: dict[str, dict]) -> list[str]:
     made: dict[str, list[str]] = {}
     for place, entry in places.items():
         if 'report' in entry:
-            made.setdefault('report --figure=NAME RUN', []).append(f'{place} `{entry["report"]}`')
+            made.setdefault('extras.figures NAME RUN', []).append(f'{place} `{entry["report"]}`')
         if 'command' in entry:
             made.setdefault(entry['command'], []).append(place)
     items = [f'- `{command}`: {"; ".join(of_command)}' for command, of_command in made.items()]

@@ -28,12 +28,13 @@ from zeroplay_jax.rollout.environment import Limits
 from zeroplay_jax.rollout.requests import Request
 from zeroplay_jax.selfplay.judge import TextJudge
 from zeroplay_jax.selfplay.judge_endpoint import endpoint_writer
-from zeroplay_jax.selfplay.policy_endpoint import ServedModel
 from zeroplay_jax.tools.base import Invocation
 from zeroplay_jax.types import UserError
 
 pytest.importorskip('mcp')
-from zeroplay_jax.tools import mcp as mcp_tools  # noqa: E402
+pytest.importorskip('zeroplay_jax.extras.mcp')
+ServedModel = pytest.importorskip('zeroplay_jax.extras.served_policy').ServedModel
+from zeroplay_jax.extras.mcp import tools as mcp_tools  # noqa: E402
 
 KEY = 'key-of-the-user'
 SECONDS = 20.0

@@ -69,7 +69,7 @@ def test_bash_completes_commands_and_files(capsys, tmp_path):
         ['bash', '-c', script, 'bash', 'ev'], capture_output=True, text=True, cwd=tmp_path
     )
     # None of its own for the second word: `-o default` then names files.
-    assert result.stdout.splitlines() == ['evaluate evolution', '0'] and not result.stderr
+    assert result.stdout.splitlines() == ['evaluate', '0'] and not result.stderr
 
 
 @pytest.mark.fault('user-12', '-h of main and evaluate')

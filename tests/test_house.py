@@ -14,6 +14,8 @@ import launch_cases
 import pytest
 from python_process import PIPES, ROOT
 
+from zeroplay_jax.extras import EXTRAS
+
 RULES = tomllib.loads((ROOT / 'tests' / 'house.toml').read_text(encoding='utf-8'))
 CODE = ('zeroplay_jax', 'retrieval', 'configs', 'benchmarks', 'tools')
 
@@ -29,6 +31,9 @@ def name(path):
 @functools.cache
 def tree(path):
     return ast.parse(path.read_text(encoding='utf-8'))
+
+
+EXTRA_FILES = {path.stem for path in (ROOT / 'zeroplay_jax' / 'extras').glob('[a-z]*')}
 
 
 def imports(path, at_load=False):
@@ -57,6 +62,9 @@ def room(dotted):
     parts = dotted.split('.')
     if parts[0] in ('retrieval', 'configs'):
         return parts[0]
+    if parts[:2] == ['zeroplay_jax', 'extras'] and {*parts[2:]} & EXTRA_FILES:
+        # The package `extras` itself is the table of them.
+        return 'an extra'
     return parts[1] if parts[0] == 'zeroplay_jax' and len(parts) > 1 else None
 
 
@@ -110,6 +118,26 @@ def libraries_of(module_name, files):
             elif dotted in files:
                 waiting.append(dotted)
     return libraries
+
+
+def extra_of(dotted):
+    """The extra that a dotted name belongs to, or None; what they share is none."""
+    first, _, rest = dotted.partition('zeroplay_jax.extras.')
+    extra = rest.split('.')[0]
+    return extra if not first and extra in EXTRAS else None
+
+
+def test_every_extra_has_a_line_in_the_table_and_stands_alone():
+    assert EXTRA_FILES - {'drawing'} == EXTRAS.keys()
+    for path in python_files('zeroplay_jax/extras'):
+        assert {*filter(None, map(extra_of, imports(path)))} <= {extra_of(module(path))}, path
+
+
+def test_tests_of_an_extra_leave_with_it():
+    for path in python_files('tests'):
+        skips = {*re.findall(r"importorskip\('zeroplay_jax\.extras\.(\w+)", path.read_text())}
+        of_extras = {*filter(None, map(extra_of, imports(path)))} - skips
+        assert not of_extras or path.parent.name == 'extras', (path, of_extras)
 
 
 @pytest.mark.parametrize('folder', RULES['quick'])

@@ -5,10 +5,12 @@ import pathlib
 import pytest
 
 import zeroplay_jax as zp
-from zeroplay_jax import ask, inputs, quickstart
+from zeroplay_jax import ask, quickstart
 from zeroplay_jax.configuration import command_line, rules
 from zeroplay_jax.retrieval import build, downloads
 from zeroplay_jax.settings.kinds import EXAMPLE_TEXTS, PACKAGE
+
+inputs = pytest.importorskip('zeroplay_jax.extras.inputs.__main__')
 
 CLEAN = 'zeroplay_jax/mini/clean'
 

@@ -276,7 +276,7 @@ def test_the_config_is_sound(texts, tmp_path):
     rules.check(config)
     assert config.eval.questions >= 200
     assert config.retrieval.held_out == str(tmp_path / 'w' / 'held_out.jsonl')
-    # Documents of `zeroplay_jax.inputs documents` or of a small corpus have one hop.
+    # Documents of `zeroplay_jax.extras.inputs documents` or of a small corpus have one hop.
     assert tuple(english.get_config().schedule.hop_ratio) == (1.0,)
     with pytest.raises(UserError, match='not an index folder'):
         rules.check(english.get_config())

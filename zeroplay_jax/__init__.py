@@ -52,7 +52,7 @@ __all__ = [
 os.environ.setdefault('TRANSFORMERS_VERBOSITY', 'error')
 
 # Commands that load libraries for seconds, during which Ctrl-C should end them at once.
-CTRL_C_WHILE_LOADING = ('ask', 'compare', 'evaluate', 'export', 'inputs', 'main', 'report')
+CTRL_C_WHILE_LOADING = ('ask', 'compare', 'evaluate', 'export', 'extras.inputs', 'main', 'report')
 
 
 def _module_run() -> str:

@@ -12,6 +12,7 @@ import runpy
 import sys
 
 import zeroplay_jax
+from zeroplay_jax.extras import COMMANDS as EXTRA_COMMANDS
 from zeroplay_jax.objectives.registry import did_you_mean
 from zeroplay_jax.runtime import signals
 
@@ -24,13 +25,12 @@ COMMANDS = (
     'ask',
     'evaluate',
     'compare',
-    'evolution',
     'export',
-    'inputs',
     'retrieval.build',
     'retrieval.query',
     'retrieval.server',
     'mini.sample',
+    *EXTRA_COMMANDS,
 )
 # The first word is a command, all others are completed as the shell does.
 COMPLETION = """_zeroplay() {{
@@ -41,7 +41,8 @@ complete -o default -F _zeroplay zeroplay"""
 
 def summary(command: str) -> str:
     """Returns the first line about a command, which its module begins with; imports nothing."""
-    path = pathlib.Path(__file__).parent / f'{command.replace(".", "/")}.py'
+    place = pathlib.Path(__file__).parent / command.replace('.', '/')
+    path = place / '__main__.py' if place.is_dir() else place.with_suffix('.py')
     text = ast.get_docstring(ast.parse(path.read_text(encoding='utf-8'))) or ''
     return text.split('\n')[0]
 

@@ -36,15 +36,16 @@ from zeroplay_jax.configuration.places import (
     fetch_addresses,
     fetch_model,
 )
-from zeroplay_jax.data.cloze import form_of
 from zeroplay_jax.evaluation.render import Printer
+from zeroplay_jax.extras import load_extra
+from zeroplay_jax.mini.question_form import form_of
 from zeroplay_jax.policy import adapter_config
 from zeroplay_jax.retrieval import downloads, progress
 from zeroplay_jax.retrieval.command import Parser, number_type, show_messages, similar_path
 from zeroplay_jax.selfplay.recipe import recipe_class
 from zeroplay_jax.settings import schema
 from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, is_server
-from zeroplay_jax.tools import mcp_servers, registry
+from zeroplay_jax.tools import registry
 from zeroplay_jax.training.policy_settings import settings
 from zeroplay_jax.types import UserError
 
@@ -98,9 +99,11 @@ def _mcp_servers(text: str) -> str:
     """An argparse type: an address over HTTP, or a file of MCP servers."""
     try:
         if not is_server(text):
-            mcp_servers.read_servers(text)
+            load_extra('mcp').read_servers(text)
     except UserError as error:
-        raise argparse.ArgumentTypeError(str(error).removeprefix(f'{mcp_servers.FIELD}=')) from None
+        raise argparse.ArgumentTypeError(
+            str(error).removeprefix('config.tools.mcp_servers=')
+        ) from None
     return text
 
 

@@ -52,6 +52,7 @@ from zeroplay_jax.configuration.places import (
 )
 from zeroplay_jax.data import files
 from zeroplay_jax.evaluation import protocols, tables
+from zeroplay_jax.extras import load_extra
 from zeroplay_jax.objectives import rewards
 from zeroplay_jax.objectives.registry import resolve
 from zeroplay_jax.retrieval import progress
@@ -383,8 +384,8 @@ def _evaluate_in_workdir(config: Config) -> None:
     """Plays and grades the open tasks of --sets into --workdir; prints the figures and a JSON object."""
     with progress.clock('loading libraries', config.progress):
         command_line.prepare_process()
-        # This import loads JAX, so it follows the checks of the command.
-        from zeroplay_jax.training import graded
+        # It loads JAX, so it follows the checks of the command.
+        graded = load_extra('grading', 'graded')
     plan = graded.Plan(
         source=_SETS.value[0],
         folder=pathlib.Path(_WORKDIR.value),

@@ -29,8 +29,8 @@ from safetensors import SafetensorError
 import zeroplay_jax
 from zeroplay_jax.configuration.fields import read_stored_config
 from zeroplay_jax.configuration.places import fetch_model
-from zeroplay_jax.evaluation import atif
 from zeroplay_jax.evaluation.report_builder import read_lines
+from zeroplay_jax.extras import load_extra
 from zeroplay_jax.retrieval.command import Parser, exit_status, show_messages
 from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.runtime import signals
@@ -175,6 +175,7 @@ def export_trajectories(workdir: pathlib.Path, out: pathlib.Path) -> int:
         raise UserError(f'{log}: has no rollouts; pass the workdir of a run that logs some')
     if out.exists():
         raise UserError(f'{out}: exists already; choose another --out or remove it')
+    atif = load_extra('atif')
     recorded = run_record.read(workdir)
     tools = (recorded.tools if recorded else None) or {}
     with _output_errors(out):

@@ -24,8 +24,9 @@ from typing import Any
 
 from zeroplay_jax.configuration import command_line, fields, rules
 from zeroplay_jax.configuration.fields import config as packaged_config
-from zeroplay_jax.data import cloze_files, files
-from zeroplay_jax.data.cloze import BLANK
+from zeroplay_jax.data import files
+from zeroplay_jax.extras import load_extra
+from zeroplay_jax.mini.question_form import BLANK
 from zeroplay_jax.retrieval import cleaning, downloads, json_text, progress
 from zeroplay_jax.retrieval.command import (
     RESUMABLE,
@@ -153,10 +154,11 @@ def _warn_of_own_questions(path: pathlib.Path, questions: Sequence[Question]) ->
             f'{open_questions[0].text!r}; the policy for English texts only fills in blanks',
             file=sys.stderr,
         )
-    if len(questions) < cloze_files.MIN_QUESTIONS:
+    least = load_extra('inputs', 'cloze_files').MIN_QUESTIONS
+    if len(questions) < least:
         print(
             f'{_NAME}: warning: {path}: so few questions decide little ({len(questions)}); give '
-            f'{cloze_files.MIN_QUESTIONS} or more',
+            f'{least} or more',
             file=sys.stderr,
         )
 
@@ -297,6 +299,7 @@ def _make_questions(args: argparse.Namespace) -> None:
 
     # The user's own questions may be about any document, so none is held out.
     count = 0 if args.eval else _QUESTIONS
+    cloze_files = load_extra('inputs', 'cloze_files')
     split = cloze_files.build(passages, str(args.corpus), count, _SPLIT_SEED, _MAX_DOCUMENTS)
     if count:
         files.write_lines(args.workdir / 'questions.jsonl', split.questions)

@@ -93,6 +93,7 @@ def test_every_tool_is_called_and_its_result_is_printed(ask_scripted, index):
 
 def test_tools_of_an_mcp_server_are_called(ask_scripted, index):
     pytest.importorskip('mcp')
+    pytest.importorskip('zeroplay_jax.extras.mcp')
     server = mcp_process.Server()
     try:
         turns = ['<add>{"a": 1, "b": 2}</add>', '<answer>3</answer>']

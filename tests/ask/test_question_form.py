@@ -5,9 +5,9 @@ import types
 
 import pytest
 
-from zeroplay_jax.data.cloze import form_of
 from zeroplay_jax.evaluation import agent
 from zeroplay_jax.evaluation.render import Printer
+from zeroplay_jax.mini.question_form import form_of
 from zeroplay_jax.settings.kinds import (
     BUILT_IN_CHECKPOINT,
     ENGLISH_CHECKPOINT,

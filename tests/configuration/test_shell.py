@@ -64,9 +64,9 @@ def test_a_command_outlives_the_readers_of_its_output(tmp_path, redirection, gon
     ('command', '_'),
     [
         sent('-m zeroplay_jax | true', ''),
-        sent('-m zeroplay_jax.report --figure=list | true', ''),
+        sent('-m zeroplay_jax.extras.figures list | true', ''),
         sent('-m zeroplay_jax.main --help | true', ''),
-        sent('-mzeroplay_jax.report --figure=list | true', ''),
+        sent('-mzeroplay_jax.extras.figures list | true', ''),
         sent('-c "import zeroplay_jax.__main__ as z; z.main()" | true', ''),
     ],
 )

@@ -157,9 +157,9 @@ def test_a_file_that_cannot_be_written_is_named_and_not_its_draft(run, capsys, u
     assert 'report: /proc/x.html: No such file or directory; choose' in line
 
 
-@pytest.mark.fault('user-3', 'report --figure=em --out curve.bmp')
+@pytest.mark.fault('user-3', 'report --out curve.bmp')
 def test_a_picture_of_another_kind_is_refused(run, tmp_path, capsys, user_reads):
-    assert command.main([str(run), '--figure=em', '--out', str(tmp_path / 'curve.bmp')]) == 2
+    assert command.main([str(run), '--out', str(tmp_path / 'curve.bmp')]) == 2
     user_reads(capsys.readouterr().err.strip())
     assert not list(tmp_path.iterdir())
 

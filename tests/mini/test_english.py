@@ -5,6 +5,9 @@ import json
 
 import numpy as np
 import pytest
+
+pytest.importorskip('zeroplay_jax.extras.inputs')
+# ruff: noqa: E402
 from demo_parts import said, shown, tag
 from example_texts import example_passages
 from test_committed_folders import check_hashes, figures_of
@@ -14,8 +17,8 @@ from tools.checkpoints.demo import render
 from tools.checkpoints.english_demos import EnglishSetting
 from tools.checkpoints.english_texts import Disguise, Texts
 from tools.checkpoints.stages import Stage
-from zeroplay_jax.data import cloze
-from zeroplay_jax.data.chains import BRIDGE
+from zeroplay_jax.extras.inputs import cloze
+from zeroplay_jax.extras.inputs.chains import BRIDGE
 from zeroplay_jax.rollout import call_syntax
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.tools.search import SearchTool

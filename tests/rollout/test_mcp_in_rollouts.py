@@ -10,9 +10,10 @@ from zeroplay_jax.tools.base import Tool, ToolResult
 from zeroplay_jax.tools.calculator import CalculatorTool
 
 pytest.importorskip('mcp')
+pytest.importorskip('zeroplay_jax.extras.mcp')
 from mcp_process import Server  # noqa: E402
 
-from zeroplay_jax.tools import mcp as mcp_tools  # noqa: E402
+from zeroplay_jax.extras.mcp import tools as mcp_tools  # noqa: E402
 
 
 class Kill(Tool):

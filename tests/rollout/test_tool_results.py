@@ -14,7 +14,6 @@ from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.selfplay.library import SearchableCorpus, TrainingCorpus
 from zeroplay_jax.tools import registry
-from zeroplay_jax.tools.mcp import McpTool
 from zeroplay_jax.types import ToolCall
 
 CONFIG = SamplerConfig(
@@ -151,11 +150,6 @@ def test_an_index_of_this_process_gets_one_worker_and_a_server_its_connections()
         return SearchableCorpus(client, 3, 100)
 
     assert corpus().concurrent_requests == 1 and corpus(connections=16).concurrent_requests == 16
-
-
-def test_a_slow_mcp_call_shares_no_batch():
-    tool = McpTool(None, 'tool', 'tool', 'does it', {'type': 'object'}, 1.0)
-    assert tool.max_batch == 1 and tool.workers > 1
 
 
 def test_a_text_in_place_of_queries_is_refused():

@@ -8,7 +8,6 @@ from run_files import check_same_run, lines
 
 from examples.folding import recipe
 from zeroplay_jax import export
-from zeroplay_jax.evaluation import atif
 from zeroplay_jax.training import loop
 
 
@@ -51,11 +50,12 @@ def test_rollouts_fold_and_are_trained_with_all_their_contexts(whole):
 
 @pytest.mark.fault('nov29-D6', 'export --trajectories of a run whose recipe speaks between turns')
 def test_what_a_recipe_says_between_turns_is_a_step_of_a_user(whole, tmp_path, user_reads):
+    pytest.importorskip('zeroplay_jax.extras.atif')
     workdir, _ = whole
     out = tmp_path / 'documents'
     assert export.main([str(workdir), '--trajectories', '--out', str(out)]) == 0
     said = []
-    for path in atif.paths(out):
+    for path in out.iterdir():
         document = Trajectory.model_validate_json(path.read_text())
         # The first step is the prompt.
         said += [step.message for step in document.steps[1:] if step.source == 'user']

@@ -23,8 +23,8 @@ from tools.checkpoints.english_forms import (
     query_of,
 )
 from tools.checkpoints.english_texts import Texts, draw_cloze, invented_name
-from zeroplay_jax.data import cloze
-from zeroplay_jax.data.cloze import BLANK, Cloze
+from zeroplay_jax.extras.inputs import cloze
+from zeroplay_jax.extras.inputs.cloze import BLANK, Cloze
 from zeroplay_jax.mini.names import pick, shuffled
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.foreign_text import passages_text

@@ -9,8 +9,8 @@ from numpy.random import Generator
 from tools.checkpoints.demo import Demo
 from tools.checkpoints.english_texts import Disguise, Texts
 from tools.checkpoints.library import Document
-from zeroplay_jax.data import cloze
-from zeroplay_jax.data.cloze import Cloze
+from zeroplay_jax.extras.inputs import cloze
+from zeroplay_jax.extras.inputs.cloze import Cloze
 from zeroplay_jax.mini.names import pick, shuffled
 
 # Words of a query that is too short to find its sentence reliably.

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.random import Generator
 
 from tools.checkpoints.library import TOP_K, Document
-from zeroplay_jax.data import chains, cloze
-from zeroplay_jax.data.chains import Chain
+from zeroplay_jax.extras.inputs import chains, cloze
+from zeroplay_jax.extras.inputs.chains import Chain
 from zeroplay_jax.mini.names import pick
 from zeroplay_jax.retrieval.lexical import LexicalEncoder
 

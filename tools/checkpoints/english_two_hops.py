@@ -22,7 +22,7 @@ from tools.checkpoints.english_forms import (
 )
 from tools.checkpoints.english_texts import Disguise, Link, Texts
 from tools.checkpoints.library import Document
-from zeroplay_jax.data.chains import Chain
+from zeroplay_jax.extras.inputs.chains import Chain
 from zeroplay_jax.rollout import prompts
 
 # Share of the episodes with a chain that the passages have. The others join two random passages, so that the policy

@@ -372,7 +372,7 @@ def note_of_questions() -> str:
         return ''
     return (
         f'note: the corpus is another one than that of the config, and it is still evaluated on eval.file='
-        f'{config.eval.file}; python -m zeroplay_jax.inputs cloze makes questions of a corpus, and '
+        f'{config.eval.file}; python -m zeroplay_jax.extras.inputs cloze makes questions of a corpus, and '
         '--config.eval.file=FILE names them'
     )
 

@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 from zeroplay_jax.configuration import fields
 from zeroplay_jax.data import files
 from zeroplay_jax.data.files import question_key
+from zeroplay_jax.extras import load_extra
 from zeroplay_jax.policy import adapter_config
 from zeroplay_jax.policy.adapter_config import base_folder, holds_other_weights, is_adapter
 from zeroplay_jax.retrieval import downloads, masking
@@ -34,7 +35,6 @@ from zeroplay_jax.settings.kinds import (
     warn,
 )
 from zeroplay_jax.settings.schema import ALL_LINEARS, Config
-from zeroplay_jax.tools.mcp_servers import check_program, read_servers
 from zeroplay_jax.types import UserError
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def _warn_of_trained_questions(config: ConfigDict, contents: Mapping[str, list[A
     evaluated = list(itertools.chain(*contents.get('eval.file', ())))
     repeated = [question.text for question in evaluated if question_key(question.text) in keys]
     if repeated:
-        command = ['python', '-m', 'zeroplay_jax.inputs', 'questions']
+        command = ['python', '-m', 'zeroplay_jax.extras.inputs', 'questions']
         command += ['--sets', config.inputs.questions, '--not-in', config.eval.file]
         warn(
             f'{len(repeated)} of {len(evaluated)} questions of config.eval.file are trained on, such as '
@@ -441,7 +441,7 @@ def check_addresses(config: ConfigDict, recipe: type[Recipe]) -> None:
         servers = config.tools.mcp_servers
         # The keys of a server may be set on another machine only, so that they are not looked up here.
         if '://' not in servers:
-            read_servers(servers)
+            load_extra('mcp').read_servers(servers)
         else:
             headers = 'give a file with headers instead'
             _check_address('tools.mcp_servers', servers, 'http://127.0.0.1:8000/mcp', headers)
@@ -451,8 +451,9 @@ def check_programs(config: ConfigDict) -> None:
     """Refuses MCP servers whose program is not on this machine."""
     servers = config.tools.mcp_servers
     if 'mcp' in config.tools.names and '://' not in servers:
-        for server in read_servers(servers):
-            check_program(server)
+        mcp = load_extra('mcp')
+        for server in mcp.read_servers(servers):
+            mcp.check_program(server)
 
 
 def _check_address(field: str, address: str, example: str, password_fix: str) -> None:

@@ -220,7 +220,7 @@ def check_held_out(config: ConfigDict, recipe: type[Recipe]) -> None:
         problem = 'the miniature world holds out worlds, not passages'
         fail('retrieval.held_out', path, problem, 'leave it empty')
     if not pathlib.Path(path).is_file():
-        fix = 'name JSON lines with "document_id"; python -m zeroplay_jax.inputs cloze writes them'
+        fix = 'name JSON lines with "document_id"; python -m zeroplay_jax.extras.inputs cloze writes them'
         fail('retrieval.held_out', path, 'no such file', fix + similar_path(path))
     if 'documents' in recipe.input_files and not config.inputs.documents:
         problem = 'documents to ask about would be drawn from all passages'

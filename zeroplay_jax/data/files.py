@@ -216,7 +216,7 @@ def write_lines(path: pathlib.Path, lines: Iterable[Json]) -> None:
 
 
 def provenance(record: Json) -> dict[str, Any]:
-    """Returns the provenance fields of a line; {} in files that `zeroplay_jax.inputs` did not write."""
+    """Returns the provenance fields of a line; {} in files that `zeroplay_jax.extras.inputs` did not write."""
     fields = {}
     for name in PROVENANCE:
         if name in record:

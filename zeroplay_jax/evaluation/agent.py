@@ -28,7 +28,6 @@ import jax
 import numpy as np
 from jaxtyping import Int32
 
-from zeroplay_jax.data.cloze import QuestionForm
 from zeroplay_jax.evaluation.question_sets import asked, at_temperature
 from zeroplay_jax.evaluation.render import (
     Printer,
@@ -38,6 +37,8 @@ from zeroplay_jax.evaluation.render import (
     one_line_json,
     print_beside,
 )
+from zeroplay_jax.extras import load_extra
+from zeroplay_jax.mini.question_form import QuestionForm
 from zeroplay_jax.policy import families, hf, sharding, transformer
 from zeroplay_jax.retrieval import folder as index_folder
 from zeroplay_jax.retrieval import progress
@@ -53,7 +54,6 @@ from zeroplay_jax.selfplay.answers import final_answer, prompt_and_field
 from zeroplay_jax.selfplay.context import Role, RolloutContext
 from zeroplay_jax.selfplay.library import SearchableCorpus
 from zeroplay_jax.selfplay.library_builder import held_out_corpus_and_questions
-from zeroplay_jax.selfplay.policy_endpoint import ServedModel
 from zeroplay_jax.selfplay.recipe import Recipe, answering_recipe, asks_once, recipe_class
 from zeroplay_jax.selfplay.role_environment import print_template_notes, role_environment
 from zeroplay_jax.settings.kinds import ENGLISH_CHECKPOINT, is_server
@@ -197,14 +197,16 @@ class Agent:
 
     def __init__(self, config, folder: pathlib.Path | str, role: AskedRole):
         self._role = role
-        self._model: ServedModel | None = None
+        # A `ServedModel`.
+        self._model: Any = None
         # Not deterministic: a tool call ends after the timeout, so that a user does not wait without end.
         self._scheduler = Scheduler(
             {}, deterministic=False, tool_timeout=config.rollout.tool_timeout
         )
         if is_server(config.policy.path):
             # Every request that fails is reported.
-            self._model = ServedModel(config, most_failures=1)
+            served = load_extra('served_policy')
+            self._model = served.ServedModel(config, most_failures=1)
         else:
             self._load(config, pathlib.Path(folder))
 

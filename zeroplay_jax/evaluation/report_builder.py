@@ -21,7 +21,8 @@ from typing import Any
 
 import jinja2
 
-from zeroplay_jax.evaluation import atif, statistics
+from zeroplay_jax.evaluation import statistics
+from zeroplay_jax.extras import EXTRAS, load_extra
 from zeroplay_jax.mini.world import World
 from zeroplay_jax.retrieval import downloads, json_text
 from zeroplay_jax.runtime.disk import write_text
@@ -98,6 +99,18 @@ def read_runs(workdirs: Sequence[Path], has_trajectories: bool = True) -> list[d
     return [read_run(path, has_trajectories) | {'name': name} for path, name in named]
 
 
+def output_path(name: str | None, suffix: str) -> Path | None:
+    """Returns the path of a file to write, None for the default one; raises UserError if it cannot be written."""
+    if name is None:
+        return None
+    out = Path(name)
+    if not name.lower().endswith(suffix) and not out.is_dir():
+        raise UserError(f'{out}: end its name with {suffix}, which is what is written')
+    if not out.parent.is_dir():
+        raise UserError(f'{out}: folder {out.parent} does not exist; create it first')
+    return out
+
+
 def read_run(workdir: Path, has_trajectories: bool = True) -> dict[str, Any]:
     """Reads the files of a workdir into JSON-serialisable data.
 
@@ -125,7 +138,7 @@ def read_run(workdir: Path, has_trajectories: bool = True) -> dict[str, Any]:
             f'{workdir}: no such folder; pass the workdir of a run, for example runs/quickstart'
         )
     if not any((workdir / name).is_file() for name in RUN_FILES):
-        documents = atif.paths(workdir)
+        documents = load_extra('atif').paths(workdir) if 'atif' in EXTRAS else []
         if documents:
             return _read_documents(workdir, documents)
         fix = 'pass the workdir of a run, or ATIF documents'
@@ -176,7 +189,7 @@ def _read_documents(place: Path, documents: Sequence[Path]) -> dict[str, Any]:
     """Returns ATIF documents in the form of `read_run`: trajectories alone."""
     trajectories = []
     for path in documents:
-        trajectories += atif.read(path)
+        trajectories += load_extra('atif').read(path)
     return {
         'name': place.resolve().name,
         'summary': {},

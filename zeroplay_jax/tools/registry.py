@@ -17,6 +17,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
+from zeroplay_jax.extras import load_extra
 from zeroplay_jax.objectives.registry import did_you_mean
 from zeroplay_jax.retrieval.types import CannotOpen, RetrievalError
 from zeroplay_jax.settings.schema import Config
@@ -68,9 +69,7 @@ def _open(config: Config, source: DocumentSource) -> Tool:
 
 def _mcp(config: Config, source: DocumentSource) -> Sequence[Tool]:
     # The source is ignored, because a server decides by itself what its tools read.
-    from zeroplay_jax.tools import mcp  # optional dependency
-
-    return mcp.list_tools(config.tools.mcp_servers, config.tools.mcp_seconds)
+    return load_extra('mcp').list_tools(config.tools.mcp_servers, config.tools.mcp_seconds)
 
 
 BUILT_IN: dict[str, Factory] = {

@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 from zeroplay_jax.configuration.fields import frozen
 from zeroplay_jax.configuration.places import read_policy
 from zeroplay_jax.configuration.rules import check_replicas, check_shards
+from zeroplay_jax.extras import load_extra
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.learner.weights_view import FrozenBase, publisher
 from zeroplay_jax.policy import adapter_config, adapters, hf, sharding
@@ -361,10 +362,7 @@ def rollout_context(
     """
     model = None
     if is_server(config.policy.path):
-        # Only an evaluation of such a policy loads this code.
-        from zeroplay_jax.selfplay.policy_endpoint import ServedModel
-
-        model = ServedModel(config)
+        model = load_extra('served_policy').ServedModel(config)
     sampler_config = SamplerConfig(**dict(config.sampler), eos=opened.codec.eos_ids)
     sampler_mesh = sharding.local_mesh(opened.mesh)
     roles: dict[str, Role] = {}

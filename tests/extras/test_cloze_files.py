@@ -1,0 +1,260 @@
+"""Held-out questions and training documents of a corpus: no document is in both, every question has one passage."""
+
+import itertools
+import pathlib
+
+import pytest
+
+from zeroplay_jax.data import files
+from zeroplay_jax.extras.inputs import __main__ as inputs
+from zeroplay_jax.extras.inputs import cloze_files
+from zeroplay_jax.extras.inputs.cloze import BLANK
+from zeroplay_jax.objectives.rewards import normalize_answer
+from zeroplay_jax.retrieval import cleaning
+from zeroplay_jax.retrieval.corpus import Record, contents, read, split
+from zeroplay_jax.settings.kinds import EXAMPLE_TEXTS
+from zeroplay_jax.types import UserError
+
+SHARED = pathlib.Path(__file__).parents[3] / 'shared' / 'data' / 'corpus.jsonl'
+
+
+def build(records, count=240, seed=0, max_documents=1000):
+    passages = list(enumerate(records, 1))
+    return cloze_files.build(lambda: iter(passages), 'c', count, seed, max_documents)
+
+
+def examples():
+    return [record for _, record in read(EXAMPLE_TEXTS, passage_words=80)]
+
+
+def towns(count, sentences=3):
+    """Documents of one passage with a number of sentences, all different."""
+    records = []
+    for town in range(count):
+        text = ' '.join(
+            f'The mayor of the town number {town}x met Person{town}y{number} of the river in the year {1000 + number}.'
+            for number in range(sentences)
+        )
+        records.append(Record(f'p{town}', contents(f'Town {town}', text)))
+    return records
+
+
+def test_what_is_left_out_is_counted():
+    records = towns(100)
+    records.append(Record('short', contents('Short', 'Too short.')))
+    records.append(
+        Record('none', contents('None', 'A' + ' so we say that it is so very good' * 2 + '.'))
+    )
+    built = build(records, count=40, max_documents=30)
+    left_out = built.left_out.values()
+    assert list(left_out)[:2] == [1, 1]
+    assert sum(left_out) + len(built.documents) + len(built.held_out_passages) == len(records)
+    assert '; left out: passages without an English sentence of 8 to 30 words: 1, ' in str(built)
+
+
+def check(built, records):
+    """What holds for every split."""
+    texts = {record.id: split(record.contents) for record in records}
+    lowered = [text.lower() for _, text in texts.values()]
+    asked = {question['document_id'] for question in built.questions}
+    trained = {document['document_id'] for document in built.documents}
+    assert not asked & trained and len(trained) == len(built.documents)
+    if built.unit == 'documents':
+        name_of = {r.id: r.document or split(r.contents)[0] for r in records}
+        assert not {name_of[i] for i in asked} & {name_of[i] for i in trained}
+    assert len({question['question'] for question in built.questions}) == len(built.questions)
+    for question in built.questions:
+        title, text = texts[question['document_id']]
+        (answer,) = question['answers']
+        sentence = question['question'].replace(BLANK, answer)
+        assert sentence in ' '.join(text.split()) and title == question['title']
+        assert sum(sentence.lower() in other for other in lowered) == 1
+        assert normalize_answer(answer) and answer.lower() not in question['question'].lower()
+        assert f' {normalize_answer(answer)} ' not in f' {normalize_answer(title)} '
+    held_out = {line['document_id'] for line in built.held_out_passages}
+    assert asked <= held_out and not held_out & trained
+    for document in built.documents:
+        assert (document['title'], document['text']) == texts[document['document_id']]
+        assert document['hops'] == 1
+
+
+def test_the_example_texts_give_enough_questions():
+    records = examples()
+    built = build(records)
+    check(built, records)
+    assert len(built.questions) >= 60 and len(built.documents) >= 30
+    assert (built.held_out, built.total, built.unit) == (6, 15, 'documents')
+    # One question from every passage before a second one from any.
+    first_ids = [question['document_id'] for question in built.questions[:18]]
+    assert len(set(first_ids)) == 18
+
+
+def test_real_passages_give_the_questions_that_were_asked_for():
+    if not SHARED.is_file():
+        pytest.skip('the shared corpus is not here')
+    records = [record for _, record in itertools.islice(read(SHARED, passage_words=80), 0, None, 7)]
+    built = build(records, max_documents=500)
+    check(built, records)
+    assert len(built.questions) == 240 and len(built.documents) == 500
+    kinds = [question['kind'] for question in built.questions]
+    assert kinds.count('word') < 0.1 * len(kinds)
+
+
+def test_the_split_is_a_function_of_the_seed_and_the_passages():
+    records = examples()
+    built = build(records)
+    assert build(records) == built
+    # In another order of the documents the questions are the same.
+    reordered = build(records[20:] + records[:20])
+    assert {q['question'] for q in reordered.questions} == {q['question'] for q in built.questions}
+    assert build(records, seed=1).questions != built.questions
+
+
+def test_a_larger_count_holds_out_the_same_documents_and_others():
+    records = towns(300)
+    few, many = build(records, count=30), build(records, count=60)
+    check(few, records)
+    assert {q['title'] for q in few.questions} < {q['title'] for q in many.questions}
+    assert few.held_out == 30 and len(few.questions) == 30
+
+
+def test_questions_come_from_many_documents_of_a_large_corpus():
+    records = []
+    for document in range(100):
+        for part, record in enumerate(towns(20)):
+            text = record.contents.partition('\n')[2].replace('number', f'number {document}z')
+            records.append(Record(f'{document}#{part}', contents(f'Book {document}', text)))
+    built = build(records, count=40)
+    check(built, records)
+    assert built.held_out == 10 and len({q['title'] for q in built.questions}) == 10
+
+
+def test_two_books_are_split_by_passage():
+    first = [Record(f'a{i}', contents('A', split(r.contents)[1])) for i, r in enumerate(towns(60))]
+    built = build(first, count=40)
+    check(built, first)
+    assert built.unit == 'passages' and built.held_out <= 24 and len(built.documents) >= 36
+
+
+NOTES = (
+    '---\ntitle: Note\ntags: [town]\n---\n# Meeting notes\n{text}',
+    '# Meeting notes\n{text}',
+    '---\ndate: 2024-05-01\n---\n{text}',
+    '2024\n{text}',
+)
+
+
+@pytest.mark.parametrize('form', NOTES)
+def test_files_of_one_title_are_documents_of_their_own(tmp_path, form):
+    (tmp_path / 'notes').mkdir()
+    for number, record in enumerate(towns(40, sentences=6)):
+        text = split(record.contents)[1]
+        (tmp_path / 'notes' / f'{number}.md').write_text(form.format(text=text))
+    out = tmp_path / 'corpus.jsonl'
+    cleaning.write_clean(tmp_path / 'notes', out, 50)
+    records = [record for _, record in read(out)]
+    assert not any(split(record.contents)[0] in ('---', '2024') for record in records)
+    built = build(records, count=60)
+    check(built, records)
+    assert (built.unit, built.total, built.warning) == ('documents', 40, '')
+    asked = {question['document_id'].partition('#')[0] for question in built.questions}
+    trained = {document['document_id'].partition('#')[0] for document in built.documents}
+    assert asked and trained and not asked & trained
+
+
+def test_several_documents_that_are_split_by_passage_give_a_warning():
+    texts = [split(record.contents)[1] for record in towns(60)]
+    names = ['A', 'B', 'C']
+    records = [Record(f'{i}', contents(names[i % 3], text)) for i, text in enumerate(texts)]
+    built = build(records, count=40)
+    assert built.unit == 'passages' and '3 documents' in built.warning
+    one = [Record(record.id, contents('A', split(record.contents)[1])) for record in records]
+    assert build(one, count=40).warning == ''
+
+
+def test_sentences_that_occur_twice_are_not_asked_about():
+    records = towns(40, sentences=4)
+    repeated = 'The people of every town met the famous Lomi near the old bridge in 1999.'
+    records = [Record(r.id, f'{r.contents} {repeated}') for r in records]
+    built = build(records, count=40)
+    check(built, records)
+    assert not any('famous' in question['question'] for question in built.questions)
+
+
+def test_sentences_that_differ_in_the_blank_alone_are_not_asked_about():
+    text = 'The people of the old town near the bridge met the famous {} in the year.'
+    names = [f'Lomi{chr(97 + number)}' for number in range(40)]
+    records = [Record(name, contents('The bridge', text.format(name))) for name in names]
+    records += towns(40, sentences=4)
+    built = build(records, count=40)
+    questions = [question['question'] for question in built.questions]
+    assert len(questions) == 40 and not any('famous' in question for question in questions)
+
+
+def test_other_languages_are_neither_asked_about_nor_trained_on():
+    sentences = (
+        'Die alte Stadt Lomi wurde im Jahr 1203 von den Mönchen am Ufer gegründet.',
+        'Город стоит на берегу реки и был основан монахами в 1203 году.',
+    )
+    records = towns(40)
+    for number, sentence in itertools.product(range(20), sentences):
+        text = f'{sentence} ' * 4 + str(number)
+        records.append(Record(f'g{len(records)}', contents(f'G{len(records)}', text)))
+    built = build(records, count=30)
+    assert all(line['document_id'][0] == 'p' for line in built.questions + built.documents)
+
+
+def test_without_questions_nothing_is_held_out():
+    built = build(towns(12), count=0)
+    assert not built.questions and len(built.documents) == 12 and built.held_out == 0
+
+
+@pytest.mark.parametrize(
+    ('records', 'message'),
+    [
+        (towns(12, sentences=1), 'questions can be made of 4 of its 12 documents'),
+        ([Record('a', contents('A', 'No sentence in it'))], '0 questions can be made'),
+        ([], '0 questions can be made'),
+    ],
+)
+def test_a_corpus_with_too_few_sentences_is_refused(records, message):
+    with pytest.raises(UserError, match=message) as caught:
+        build(records)
+    assert '\n' not in str(caught.value)
+
+
+@pytest.mark.fault('user-x13', 'a folder with most of its passages in one text')
+def test_a_document_with_most_of_the_passages_is_named(user_meets):
+    book = [
+        Record(f'b{number}', contents('The book', split(record.contents)[1]))
+        for number, record in enumerate(towns(50))
+    ]
+    with user_meets("the document 'The book' has 50 of the 58 passages: divide it into documents"):
+        build([*book, *towns(8, 1)])
+
+
+def test_too_few_documents_to_train_on_are_refused():
+    with pytest.raises(UserError, match='3 passages remain to train on'):
+        build(towns(3), count=0)
+
+
+# ---- the command -----------------------------------------------------------------------------------------
+
+
+def run(*arguments):
+    return inputs.main(['cloze', *map(str, arguments)])
+
+
+def test_the_command_writes_both_files_and_says_how_to_use_them(tmp_path, capsys):
+    out, documents = tmp_path / 'held out.jsonl', tmp_path / 'deeper' / 'documents.jsonl'
+    arguments = [f'--corpus={EXAMPLE_TEXTS}', f'--out={out}', f'--documents={documents}']
+    assert run(*arguments, '--passage-words=80') == 0
+    report = capsys.readouterr().out
+    assert report.count('\n') == 1 and '78 questions of 6 held-out documents (of 15)' in report
+    assert f"'--config.eval.file={out}'" in report and '--config.schedule.hop_ratio=(1,)' in report
+    questions = files.questions(str(out))
+    assert len(questions) == 78 and questions[0].origin['source'] == str(EXAMPLE_TEXTS)
+    assert {record['hops'] for record in files.documents(str(documents))} == {1}
+    before = out.read_bytes(), documents.read_bytes()
+    assert run(*arguments, '--passage-words=80') == 0
+    assert before == (out.read_bytes(), documents.read_bytes())

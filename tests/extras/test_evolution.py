@@ -1,0 +1,282 @@
+"""What self-play asked in two small recorded runs: parts, near-duplicates, topics, and a solver on each part."""
+
+import importlib
+import json
+import pathlib
+import shlex
+import shutil
+import sys
+
+import pytest
+import test_papers
+from judge_server import JudgeServer
+from python_process import config_flags
+
+from zeroplay_jax.data import files
+from zeroplay_jax.evaluation import rating
+from zeroplay_jax.extras.evolution import __main__ as command
+from zeroplay_jax.extras.evolution import questions as asked
+from zeroplay_jax.runtime import record as run_record
+
+CLEAN = test_papers.CLEAN
+RUNS = pathlib.Path(__file__).parents[1] / 'golden' / 'runs'
+
+
+@pytest.fixture
+def run(tmp_path):
+    return pathlib.Path(shutil.copytree(RUNS / 'drzero', tmp_path / 'run'))
+
+
+def lines_of(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def cells(printed):
+    """{part: {column: cell}} of the first table that was printed."""
+    head, *rows = [line.split('  ') for line in printed.split('\n\n')[0].splitlines()]
+    head, *rows = [[cell.strip() for cell in row if cell.strip()] for row in (head, *rows)]
+    return {row[0]: dict(zip(head, row[1:], strict=True)) for row in rows}
+
+
+def test_the_questions_of_each_iteration_are_told_apart(run, capsys):
+    assert command.main([str(run)]) == 0
+    printed = capsys.readouterr().out
+    figures = cells(printed)
+    assert list(figures) == ['iteration1', 'iteration2'] and len(printed.split('\n\n')) == 2
+    records = [record for record in lines_of(run / 'tasks.jsonl') if record['phase'] == 'generate']
+    for number, part in enumerate(figures):
+        of_part = [record for record in records if record['iteration'] == number]
+        made = [record for record in of_part if 'answers' in record]
+        questions = [record['question'] for record in made]
+        assert int(figures[part]['questions']) == len(made) > 0
+        tasks = {tuple(record['task']) for record in of_part}
+        valid = {tuple(record['task']) for record in made}
+        assert float(figures[part][asked.MADE]) == pytest.approx(len(valid) / len(tasks), abs=1e-3)
+        words = sum(len(question.split()) for question in questions) / len(made)
+        assert float(figures[part]['words']) == pytest.approx(words, abs=1e-3)
+        written = lines_of(run / 'evolution' / f'{part}.jsonl')
+        assert [line['question'] for line in written] == questions
+        assert all(line['answers'] and line['hops'] for line in written)
+    pictures = {path.name for path in (run / 'evolution').iterdir() if 'iteration' not in path.name}
+    assert pictures == {'asked.svg', 'asked.png', 'topics.svg', 'topics.png'}
+
+
+def test_files_of_a_former_call_are_removed_and_others_stay(run, monkeypatch):
+    folder = run / 'evolution'
+    assert command.main([str(run), '--parts=2']) == 0
+    former = {path.name for path in folder.glob('step*.jsonl')}
+    (folder / 'steps1to9.jsonl').write_text('')
+    kept = folder / 'steps1to9_mine.jsonl'
+    kept.write_text('')
+    monkeypatch.setitem(sys.modules, 'sklearn.neighbors', None)
+    assert len(former) == 2 and command.main([str(run)]) == 0
+    names = {path.name for path in folder.iterdir()}
+    written = {'iteration1.jsonl', 'iteration2.jsonl', 'asked.svg', 'asked.png'}
+    assert names == written | {kept.name}
+
+
+def test_a_run_of_one_iteration_is_divided_by_steps(tmp_path, capsys):
+    run = pathlib.Path(shutil.copytree(RUNS / 'ssp', tmp_path / 'run'))
+    assert command.main([str(run), '--parts=2']) == 0
+    parts = list(cells(capsys.readouterr().out))
+    assert len(parts) == 2 and all(part.startswith('step') for part in parts)
+
+
+def record(step, question, **fields):
+    made = {'answers': ['Lomi'], 'role': 'asks', 'version': 1, 'drop': None, 'hops': 2}
+    place = {'step': step, 'iteration': 0, 'phase': 'play', 'task': [step, len(question or '')]}
+    return place | {'question': question} | made | fields
+
+
+def test_records_of_other_kinds_are_no_questions():
+    records = [
+        record(1, 'Who founded Lomi?', solve_rate=0.5),
+        record(1, 'Who founded Duvo, that is it?', drop='duplicate', solve_rate=1.0),
+        # A rollout that was dropped names itself, also where the task has a question; a task that was dropped whole has
+        # no version, and a group of the filter has rewards.
+        record(2, 'A solver truncated', rollout=[2, 0, 0, 0], role='answers', drop='truncated'),
+        record(2, None, rollout=[2, 1, 0, 0], answers=[], drop='no_question'),
+        {'step': 2, 'iteration': 0, 'phase': 'play', 'task': [2, 7], 'drop': 'prompt_too_long'},
+        {'step': 2, 'iteration': 0, 'phase': 'play', 'task': [2, 8], 'rewards': [1.0, 1.0]},
+        {'step': 2, 'iteration': 0, 'phase': 'play', 'role': 'answers', 'rollouts': [[1]]},
+        record(4, 'A question to a solver', phase='solve', drop='truncated', rollout=[1]),
+    ]
+    assert [one.name for one in asked.parts_of(records, 2)] == ['step1']
+    (part,) = asked.parts_of(records, 1)
+    assert part.name == 'steps1to2' and part.texts == [row['question'] for row in records[:2]]
+    assert part.figures() == {
+        'questions': 2,
+        asked.MADE: 0.5,
+        'words': 4.5,
+        'hops': 2.0,
+        'solve rate then': 0.75,
+    }
+
+
+def test_near_duplicates_are_questions_that_differ_by_little():
+    texts = ['Which river flows through the capital of Lomi?', 'Who founded the town of Duvo?']
+    assert asked.near_duplicates(texts) == 0.0
+    assert asked.near_duplicates([*texts, texts[0].replace('?', ' ?')]) == pytest.approx(2 / 3)
+    # One form, another name.
+    assert asked.near_duplicates([*texts, texts[1].replace('Duvo', 'Krikin')]) == 0.0
+    assert asked.near_duplicates(texts[:1]) == 0.0
+
+
+def test_topics_are_named_by_their_words_and_add_up_to_one():
+    rivers = [record(1, f'Which river flows past mountain {n}?') for n in range(8)]
+    kings = [record(2, f'Which king wore crown {n}?') for n in range(8)]
+    parts = [
+        asked.Part('a', 1.0, rivers),
+        asked.Part('b', 1.0, kings),
+    ]
+    shares = asked.topics(parts, 2)
+    (of_river,) = [values for name, values in shares.items() if 'mountain' in name]
+    assert of_river[0] > 0.7 > 0.3 > of_river[1]
+    words = [word for name in shares for word in name.split()]
+    assert len(set(words)) == len(words)
+    assert [sum(column) for column in zip(*shares.values())] == pytest.approx([1, 1])
+    assert len(asked.topics([asked.Part('few', 1.0, rivers[:3])], 8)) == 3
+    nothing = asked.Part('c', 1.0, [record(1, 'Who is it?')])
+    assert asked.topics([nothing], 2) == {}
+
+
+def test_too_few_questions_for_the_topics_are_said(run, capsys):
+    assert command.main([str(run), '--topics=40']) == 0
+    captured = capsys.readouterr()
+    assert captured.err == 'note: 27 topics instead of 40: too few questions or words\n'
+    assert len(captured.out.split('\n\n')[1].splitlines()) == 1 + 27 + 4
+
+
+def test_open_tasks_are_written_with_their_rubrics(tmp_path):
+    rubrics = [{'text': 'Names the river', 'priority': 'essential'}]
+    rubrics.append({'text': 'Names a king', 'priority': 'optional', 'weight': -1})
+    part = asked.Part('a', 1.0, [record(1, 'Describe Lomi.', answers=[], rubrics=rubrics)])
+    (path,) = asked.write_sets([part], tmp_path / 'sets')
+    (task,) = files.open_tasks(str(path))
+    assert task.text == 'Describe Lomi.' and list(task.rubrics) == rubrics
+
+
+def test_searches_are_those_of_solved_questions():
+    answered = [{'score': 1.0, 'searches': 3}, {'score': 0.0, 'searches': 9}]
+    figures = asked.solved(answered)
+    assert figures['searches'] == 3 and figures['solve rate'] == 0.5
+    assert figures['low'] < 0.5 < figures['high']
+    assert 'searches' not in asked.solved(answered[1:])
+
+
+def test_ratings_are_counted_and_what_has_none_apart():
+    answered = [{'score': score} for score in (0.0, 1.0, 1.0, 0.25, None)]
+    figures = asked.rated(answered)
+    assert figures['rating'] == pytest.approx(1 + 4 * 2.25 / 4) and figures['unrated'] == 1
+    assert 1 <= figures['rating low'] < figures['rating'] < figures['rating high'] <= 5
+    assert [figures[f'rated {n}'] for n in range(1, 6)] == [0.25, 0.25, 0, 0, 0.5]
+
+
+@pytest.mark.parametrize(
+    ('reply', 'number'),
+    [
+        ('<score>1</score>', 1),
+        ('Two searches.\n**<score> 5 </score>**.', 5),
+        ('<think>Is it <score>2</score>?</think>\n<score>4</score>', 4),
+        ('<score>0</score>', None),
+        ('<score>6</score>', None),
+        ('<score>3.5</score>', None),
+        ('<score>3</score> or <score>4</score>', None),
+        ('<score>3</score>, but it may be harder', None),
+        ('<think>So <score>3</score>', None),
+        ('3', None),
+    ],
+)
+def test_a_rating_is_one_whole_number_at_the_end(reply, number):
+    assert rating.parse(reply) == number
+
+
+def test_without_scikit_learn_the_rest_is_shown(run, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, 'sklearn.neighbors', None)
+    assert command.main([str(run)]) == 0
+    captured = capsys.readouterr()
+    assert 'near-duplicates' not in captured.out and 'topics.svg' not in captured.out
+    assert captured.err == (
+        'note: near-duplicates and topics need scikit-learn; pip install scikit-learn\n'
+    )
+
+
+@pytest.mark.long
+def test_a_fixed_solver_answers_each_part(run, capsys):
+    config = importlib.import_module('zeroplay_jax.configs.drzero').get_config('mini')
+    config.world.train = (0, 3)
+    run_record.write(run, run_record.Record(run_record.plain_config(config.to_dict())))
+    arguments = '--policy=zeroplay_jax/mini/clean --config=configs/drzero.py:mini --limit=4'
+    assert command.main([str(run), *arguments.split(), '--config.progress=False']) == 0
+    for figures in cells(capsys.readouterr().out).values():
+        low, rate, high = (float(figures[name]) for name in ('low', 'solve rate', 'high'))
+        assert 0 <= low <= rate <= high <= 1
+    assert 'solve rate: low end of 95 %' in (run / 'evolution' / 'asked.svg').read_text()
+    answers = json.loads((run / 'evolution' / 'answers.json').read_text())
+    assert 'worlds (0, 3) and' in answers['settings']['retrieval'], 'the corpus of the run'
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'line'),
+    [
+        ('--policy=x', '--policy and --config: give both, or none'),
+        ('--limit=3', '--limit=3: is for a solver; add --policy and --config'),
+        ('--policy=x --config=y --out z', '--out: this command sets it itself; leave it out'),
+        ('--parts=0', "argument --parts: '0' is not possible"),
+    ],
+)
+def test_wrong_arguments_are_refused(run, arguments, line, capsys):
+    assert command.main([str(run), *arguments.split()]) == 2
+    assert capsys.readouterr().err.startswith(f'zeroplay_jax.extras.evolution: {line}')
+
+
+def test_a_folder_that_cannot_be_used_is_one_line(run, capsys):
+    (run / 'evolution').write_text('')
+    assert command.main([str(run)]) == 2
+    assert 'evolution: File exists; give a copy of the run' in capsys.readouterr().err
+    there = str(run.rename(run.with_name('a,b')))
+    assert command.main([there, '--policy=x', '--config=y']) == 2
+    assert '--policy needs a path without a comma' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ('content', 'reason'),
+    [
+        (None, ' (There is no tasks.jsonl: the run has not written it yet.)'),
+        ('', ''),
+        # A set of questions; a rollout; a record without its role.
+        ('{"question": "Who?", "answers": ["a"]}\n' * 2, ' (2 damaged lines of tasks.jsonl'),
+        (json.dumps(record(1, 'Who?', rollout=[1])), ''),
+        (json.dumps(record(1, 'Who?')).replace('"role"', '"by"'), ''),
+    ],
+)
+def test_a_run_without_questions_is_refused(content, reason, tmp_path, capsys):
+    """The line names the file, what is wrong with it, and a command that makes a run with questions."""
+    path = tmp_path / 'tasks.jsonl'
+    if content is not None:
+        path.write_text(content)
+    assert command.main([str(tmp_path)]) == 2
+    line = capsys.readouterr().err
+    start = f'zeroplay_jax.extras.evolution: {path}: no question that a proposer made{reason}'
+    assert line.startswith(start) and line.count('\n') == 1
+    assert line.endswith('zeroplay_jax.main --config=configs/drzero.py:mini --workdir=RUN\n')
+
+
+@pytest.mark.parametrize(
+    'line', [line for line in test_papers.COMMANDS if line.startswith('extras.evolution ')]
+)
+def test_the_commands_of_papers_run_on_a_recorded_run(line, run, capsys):
+    texts = {'RUN': str(run), '--policy=POLICY': f'--policy={CLEAN}', '--limit=2000': '--limit=2'}
+    _, *words = [texts.get(word, word) for word in shlex.split(line)]
+    if f'--policy={CLEAN}' in words:
+        words = [*words, *test_papers.SMALL, '--limit=2']
+        # Its questions are of the miniature world, whatever system asked them.
+        words = ['--config=configs/drzero.py:mini' if '--config=' in w else w for w in words]
+    with JudgeServer() as judge:
+        if '--metric=rating' in words:
+            words += config_flags(f'judge.kind=endpoint judge.url={judge.url}')
+        assert command.main(words) == 0
+    printed = capsys.readouterr().out
+    assert 'near-duplicates' in printed
+    is_rated = bool(judge.prompts)
+    assert is_rated == ('rated 5' in printed) == (run / 'evolution' / 'rating.svg').exists()

@@ -1,0 +1,155 @@
+"""Named figures of the papers, drawn from small recorded runs and from a run of an earlier version."""
+
+import json
+import pathlib
+import re
+import tomllib
+import xml.etree.ElementTree as ET
+
+import pytest
+import sample_run
+
+from zeroplay_jax.evaluation import report_builder, statistics
+from zeroplay_jax.extras import drawing, figures
+
+RUNS = pathlib.Path(__file__).parents[1] / 'golden' / 'runs'
+SVG = '{http://www.w3.org/2000/svg}'
+NAMES = [name for name in figures.figures()]
+
+
+def run_for(name):
+    """The recorded run of the system that a figure's name begins with."""
+    names = [path for path in RUNS.iterdir() if name.startswith(path.name)]
+    return names[0] if names else RUNS / 'drzero'
+
+
+def texts(path):
+    return {node.text for node in ET.parse(path).getroot().iter(f'{SVG}text')}
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_every_figure_is_drawn_from_a_recorded_run(name, tmp_path, capsys):
+    out = tmp_path / 'figure.svg'
+    assert figures.main([name, str(run_for(name)), '--out', str(out)]) == 0
+    assert capsys.readouterr().out.split() == [str(out), str(tmp_path / 'figure.png')]
+    assert (tmp_path / 'figure.png').read_bytes().startswith(b'\x89PNG')
+    figure = figures.figures()[name]
+    shown = texts(out)
+    assert {figure['title'], figure['y'], figure.get('x', drawing.STEPS)} <= shown
+    assert all(
+        any(text.startswith(f'paper: {label}') for text in shown if text)
+        for label in figure.get('published', {})
+    )
+
+
+def test_a_line_has_the_values_of_the_log(tmp_path):
+    rows = [{'step': 0, 'iteration': 0, 'phase': 'evaluation', 'rubrics/mean': 0.1}]
+    for step in range(1, 5):
+        rows.append({'step': step, 'iteration': step // 3, 'phase': 'solver'})
+        rows[-1] |= {'solver/score': step / 10, 'proposer/score': 0.9, 'solver/reward_mean': 0.0}
+    # A role that is not trained is not drawn.
+    rows.append({'step': 4, 'iteration': 1, 'phase': 'generate', 'solver/score': 9.0})
+    rows.append({'step': 5, 'iteration': 1, 'phase': 'evaluation', 'rubrics/mean': 0.3})
+    run = {'name': 'a', 'metrics': rows}
+    figure = figures.figures()['scope3b']
+    assert figure['metrics'] == ['solver/score'] and figure['x'] == 'iteration'
+    lines = figures._lines_of_run(figure, run)
+    assert lines == {'solver/score': ([1, 2], pytest.approx([0.15, 0.35]))}
+    lines = figures._lines_of_run(figures.figures()['scope2'], run)
+    assert lines == {'rubrics/mean': ([0, 2], [0.1, 0.3])}
+    first = [rows[1] | {'step': 0}]
+    lines = figures._lines_of_run(figure, {'metrics': first})
+    assert lines == {'solver/score': ([1], [0.1])}
+    over_steps = {'metrics': ['solver/score', 'rubrics/mean']}
+    lines = figures._lines_of_run(over_steps, run)
+    assert lines['solver/score'] == ([1, 2, 3, 4], [0.1, 0.2, 0.3, 0.4])
+    assert lines['rubrics/mean'] == ([0, 4], [0.1, 0.3])
+
+
+def test_steps_are_those_that_train_the_role():
+    run = report_builder.read_run(RUNS / 'drzero', has_trajectories=False)
+    figure = {'metrics': ['*/reward_mean', 'em/mean']}
+    steps = {name: x for name, (x, _) in figures._lines_of_run(figure, run).items()}
+    # Of twelve steps four train each role, two in either iteration.
+    trained = [1, 2, 3, 4]
+    assert steps == {
+        'em/mean': [0, 4],
+        'proposer/reward_mean': trained,
+        'solver/reward_mean': trained,
+    }
+
+
+def test_figures_appear_whole_or_not_at_all(tmp_path, monkeypatch):
+    runs = report_builder.read_runs([RUNS / 'drzero'], has_trajectories=False)
+    svg, png = figures.write_figure('drzero3', runs, tmp_path / 'figure.svg')
+    before = svg.read_bytes(), png.read_bytes()
+
+    def fails(*_):
+        raise OSError('no space left on device')
+
+    monkeypatch.setattr('os.replace', fails)
+    with pytest.raises(OSError, match='no space'):
+        figures.write_figure('em', runs, svg)
+    assert (svg.read_bytes(), png.read_bytes()) == before
+    assert sorted(tmp_path.iterdir()) == [png, svg]
+
+
+def test_lines_of_several_runs_are_named(tmp_path):
+    runs = report_builder.read_runs([RUNS / 'drzero', RUNS / 'piplay'])
+    out, _ = figures.write_figure('drzero3', runs, tmp_path / 'figure.svg')
+    labels = {f'{run}: solver/reward_mean' for run in ('drzero', 'piplay')}
+    assert labels <= texts(out)
+
+
+def points(root, gid):
+    """The heights of the filled area with an id."""
+    (group,) = [node for node in root.iter(f'{SVG}g') if node.get('id') == gid]
+    path = next(group.iter(f'{SVG}path')).get('d')
+    return [float(y) for _, y in re.findall(r'[ML] (\S+) (\S+)', path)]
+
+
+def test_exact_match_has_its_interval_once_the_run_has_ended(tmp_path):
+    folder = sample_run.write_run(tmp_path / 'a & <b> $x', count=4)
+    summary = json.loads((folder / 'summary.json').read_text())
+    outs = []
+    whole = {'0': {'1': [1, 0, 0, 0]}, '9': {'1': [1, 1, 1, 0]}}
+    for number, evaluations in enumerate([whole, whole, {'0': {'1': []}, '9': [1]}, None]):
+        summary['results']['evaluations'] = evaluations
+        (folder / 'summary.json').write_text(json.dumps(summary))
+        outs.append(tmp_path / f'{number}.svg')
+        assert figures.main(['em', str(folder), '--out', str(outs[-1])]) == 0
+    assert outs[0].read_bytes() == outs[1].read_bytes() and b'<dc:date>' not in outs[0].read_bytes()
+    low, high = statistics.mean_interval([1, 0, 0, 0])[1:]
+    band = points(ET.parse(outs[0]).getroot(), 'band')
+    assert len(band) >= 4 and max(band) - min(band) > 0 < low < high
+    # A file that was edited by hand has no band, nor a run that goes on.
+    assert all(b'id="band"' not in out.read_bytes() for out in outs[2:])
+
+
+@pytest.mark.parametrize(
+    ('figure', 'line'),
+    [
+        ('ssp9', 'ssp9: no such figure; list shows all'),
+        ('scope7', 'run: has none of solver/tool_calls/search, which figure scope7 draws; give'),
+    ],
+)
+def test_a_figure_that_cannot_be_drawn_is_refused(figure, line, tmp_path, capsys):
+    folder = tmp_path / 'run'
+    folder.mkdir()
+    sample_run.write_lines(folder / 'metrics.jsonl', [{'step': 0, 'phase': 'solver', 'loss': 1.0}])
+    assert figures.main([figure, str(folder)]) == 2
+    assert capsys.readouterr().err.startswith(f'zeroplay_jax.extras.figures: {line}')
+
+
+def test_all_figures_are_listed(capsys):
+    assert figures.main(['list']) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == NAMES
+
+
+def test_every_figure_belongs_to_a_paper():
+    page = pathlib.Path(__file__).parents[2] / 'docs' / 'papers.toml'
+    papers = tomllib.loads(page.read_text(encoding='utf-8'))
+    drawn = {row['report'] for row in papers.values() if 'report' in row}
+    # Beside those of papers: exact match by hops, and what two of theirs turn on.
+    assert drawn == set(NAMES) - {'em', 'piplay_divergence', 'scope_length'}

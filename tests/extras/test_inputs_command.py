@@ -1,0 +1,300 @@
+"""The command that builds input files, and the games that start from them."""
+
+import collections
+import json
+import pathlib
+import re
+
+import pytest
+from input_files import write
+from refused_calls import check_table
+from scripted import library
+
+from zeroplay_jax.configs import common
+from zeroplay_jax.data import files
+from zeroplay_jax.extras.inputs import __main__ as command
+from zeroplay_jax.extras.inputs import builders
+from zeroplay_jax.extras.inputs.builders import mentions
+from zeroplay_jax.runtime.disk import write_text
+from zeroplay_jax.selfplay.recipe import recipe_class
+from zeroplay_jax.selfplay.schedule import BatchCursor, Step, TaskPool
+from zeroplay_jax.types import UserError
+
+
+def made(recipe, change, phase='proposer', number=0):
+    """What the recipe's first step of a phase asks for, with the inputs that `change` names."""
+    config = common.get_config(recipe)
+    for section in {'proposer', 'solver', 'pool'} & set(config):
+        config[section].batch = 20
+    config.update(change)
+    game = recipe_class(recipe)(config, library())
+    (phase,) = {p.name: p for p in game.phases() if p.name == phase}.values()
+    return game.tasks(Step(phase, number, number), TaskPool(), BatchCursor(missing=20))
+
+
+FILLER = ' '.join(['word'] * 20)
+HOPS_OF_TWENTY = {1: 8, 2: 6, 3: 4, 4: 2}
+
+
+def built(capsys, out, *arguments):
+    """Runs the command; its lines, and what it said."""
+    assert command.main([*map(str, arguments), f'--out={out}']) == 0
+    said = capsys.readouterr().out
+    assert said.count('\n') == 1 and f'={out}' in said
+    return files.read_lines(str(out), answered=False), said
+
+
+def refused(capsys, out, *arguments):
+    """Runs the command, which must end with one line and code 2, and leave the folder as it was."""
+    before = sorted(out.parent.iterdir())
+    assert command.main([*map(str, arguments), f'--out={out}']) == 2
+    caught = capsys.readouterr()
+    assert not caught.out and caught.err.count('\n') == 1 and sorted(out.parent.iterdir()) == before
+    return caught.err
+
+
+def corpus_file(path, *passages):
+    return write(
+        path,
+        *({'id': f'p{i}', 'contents': f'"{t}"\n{text}'} for i, (t, text) in enumerate(passages)),
+    )
+
+
+def many(count):
+    return [(f'Place {i}', f'Place number {i} {FILLER}') for i in range(count)]
+
+
+def hops_of(tasks):
+    return collections.Counter(task.payload.hops for task in tasks)
+
+
+def test_answers_of_sets_are_a_sample_without_repeats_and_what_cannot_be_hidden(tmp_path, capsys):
+    one = [{'question': f'q{i}', 'golden_answers': [f' Name  {i} ', 'other']} for i in range(30)]
+    unusable = ('Yes', 'no.', 'the name 3', ' '.join('abcdefghijk'), '?')
+    bad = [{'question': 'q', 'answer': answer} for answer in unusable]
+    paths = [
+        write(tmp_path / 'one.jsonl', *one, '', *bad),
+        write(tmp_path / 'two.jsonl', {'answer': 'Lomi'}),
+    ]
+    arguments = ('answers', '--sets', ','.join(paths))
+    lines, said = built(capsys, tmp_path / 'a.jsonl', *arguments, '--count=31')
+    assert {line['answer'] for line in lines} == {f'Name {i}' for i in range(30)} | {'Lomi'}
+    use = 'taken by recipe ssp with --config.inputs.answers='
+    assert all(part in said for part in ('2 yes_no', '1 duplicate', '1 too_long', use))
+    source = (tmp_path / 'one.jsonl').read_text().split('\n')
+    for line in lines:  # provenance leads back to the line that the answer is of
+        if line['source'].endswith('one.jsonl'):
+            record = json.loads(source[line['line'] - 1])
+            assert record['golden_answers'][0].split() == line['answer'].split()
+    tasks = made('ssp', {'inputs': {'answers': str(tmp_path / 'a.jsonl')}}, 'selfplay')
+    hidden = {task.payload.answer for task in tasks}
+    assert len(hidden) == 20 and all(task.external for task in tasks)
+    assert hidden < {line['answer'] for line in lines}
+    line = refused(capsys, tmp_path / 'b.jsonl', *arguments, '--count=32')
+    assert '31 answers can be used' in line and 'lower --count or raise --most-words' in line
+    some = lambda *more: built(capsys, tmp_path / 'c.jsonl', *arguments, *more)[0]
+    assert some('--count=9') == some('--count=9') != some('--count=9', '--seed=1')
+    assert {line['answer'] for line in some('--count=2', '--mix=equal')} > {'Lomi'}
+
+
+def test_what_a_passage_mentions():
+    names = lambda text: [name for _, name in mentions(text)]
+    check_table(pathlib.Path(__file__).parent / 'mentions.txt', {'names': names})
+
+
+def test_answers_of_a_corpus_are_titles_and_what_two_documents_mention(tmp_path, capsys):
+    passages = [
+        ('Lomi (city)', 'It was founded in 1204 by Ada Barra. Only here: Uno Solo.'),
+        ('Lomi (city)', 'A second passage of one document names Uno Solo again.'),
+        ('List of cities', 'Ada Barra again.'),
+        ('Yes', 'Nothing.'),
+        ('', 'In 1204 there was no title.'),
+    ]
+    arguments = ('answers', '--corpus', corpus_file(tmp_path / 'c.jsonl', *passages))
+    lines, said = built(capsys, tmp_path / 'a.jsonl', *arguments, '--count=3')
+    kinds = {line['answer']: line['kind'] for line in lines}
+    assert kinds == {'Lomi': 'title', '1204': 'date', 'Ada Barra': 'entity'}
+    assert {(line['document_id'], line['line']) for line in lines} == {('p0', 1)}
+    assert '1 list, 1 one_document, 1 yes_no' in said
+    line = refused(capsys, tmp_path / 'b', *arguments, '--count=4')
+    assert '3 answers can be used' in line
+
+
+def test_a_bounded_sample_is_the_lowest_of_all_and_has_seen_everything_of_them():
+    keys = [builders.hash_key(0, str(i % 700)) for i in range(2100)]
+    sample = builders.BottomK(40)
+    for at in keys:
+        if sample.admits(at):
+            sample.put(at, (sample.get(at) or 0) + 1)
+    assert sample.ordered() == [3] * 40
+    assert sorted(sample._items)[:40] == sorted(set(keys))[:40] and len(sample._items) < 80
+
+
+def test_questions_and_answers_of_sets_keep_their_white_space(tmp_path, capsys):
+    record = {'question': ' Who said:\n"Go"? ', 'answers': ['a\tb', 'c\nd']}
+    path = write(tmp_path / 'set.jsonl', record, {**record, 'question': 'who said: "go"'})
+    (line,), said = built(capsys, tmp_path / 'q.jsonl', 'questions', '--sets', path)
+    assert {name: line[name] for name in record} == record and '1 duplicate (' in said
+
+
+def test_questions_of_sets_come_in_one_form_without_those_held_out(tmp_path, capsys):
+    nq = [{'question': f'nq {i}', 'golden_answers': [f'a{i}', f'a{i}', 'b']} for i in range(12)]
+    target = {'ground_truth': {'target': 'x'}}
+    verl = [
+        {'extra_info': {'question': f'hp {i}'}, 'reward_model': target, 'hops': 2}
+        for i in range(12)
+    ]
+    sets = f'{write(tmp_path / "nq.jsonl", *nq, nq[0])},{write(tmp_path / "hp.jsonl", *verl)}'
+    dev = write(tmp_path / 'dev.jsonl', {'question': 'NQ 3?'}, {'question': 'HP 0'})
+    out, arguments = tmp_path / 'q.jsonl', ('questions', '--sets', sets)
+    lines, said = built(capsys, out, *arguments, '--not-in', dev)
+    use = 'taken by recipe dspo with --config.inputs.questions='
+    assert '1 duplicate (' in said and '2 held_out (' in said and use in said
+    answers = {line['question']: tuple(line['answers']) for line in lines}
+    assert len(lines) == len(answers) == 22 and not {'nq 3', 'hp 0'} & answers.keys()
+    assert answers['nq 5'] == ('a5', 'b')
+    first = [line['question'][:2] for line in lines]
+    assert first != sorted(first) and first != sorted(first, reverse=True)
+    tasks = made('dspo', {'inputs': {'questions': str(out)}}, 'solver')
+    questions = [task.payload for task in tasks]
+    assert len({question.text for question in questions}) == 20
+    assert all(task.external for task in tasks)
+    # Questions of a file without hops have an unknown number of them.
+    assert all(q.hops == (2 if q.text.startswith('hp') else 0) for q in questions)
+    assert all(q.origin['source'].endswith('.jsonl') for q in questions)
+    few, _ = built(capsys, out, *arguments, '--count=5')
+    assert collections.Counter(line['question'][:2] for line in few) == {'nq': 5, 'hp': 5}
+    refused(capsys, tmp_path / 'x.jsonl', *arguments, '--count=13')
+
+
+def test_a_corpus_without_a_usable_passage_is_said_to_have_none(tmp_path, capsys):
+    source = corpus_file(tmp_path / 'c.jsonl', ('', FILLER), ('', FILLER))
+    for kind in ('answers', 'documents'):
+        line = refused(capsys, tmp_path / 'x.jsonl', kind, '--corpus', source, '--count=9')
+        assert ' 0 ' in line and '2 no_title' in line and 'give passages with titles' in line
+    path = write(tmp_path / 'q.jsonl', {'question': 'Is it?', 'answer': 'yes'})
+    line = refused(capsys, tmp_path / 'x.jsonl', 'answers', '--sets', path)
+    assert '(left out: 1 yes_no), not 50000; give other files' in line
+
+
+def test_documents_are_dealt_with_the_hops_that_they_were_given(tmp_path, capsys):
+    source = corpus_file(tmp_path / 'c.jsonl', *many(300), ('Short', 'too short'), ('', FILLER))
+    out = tmp_path / 'd.jsonl'
+    lines, said = built(capsys, out, 'documents', '--corpus', source, '--count=200')
+    assert collections.Counter(line['hops'] for line in lines) == {1: 80, 2: 60, 3: 40, 4: 20}
+    assert len({line['document_id'] for line in lines}) == 200 and '1 no_title, 1 too_short' in said
+    assert "'--config.schedule.hop_ratio=(4,3,2,1)'" in said
+    line = refused(capsys, out, 'documents', '--corpus', source, '--count=301')
+    assert '300 passages can be used' in line and 'lower --count or lower --least-words' in line
+    hops = {line['title']: line['hops'] for line in lines}
+    change = {'inputs': {'documents': str(out)}, 'proposer': {'steps': 2}}
+    seen = set()
+    for phase, number in (('proposer', 0), ('proposer', 1), ('generate', 0)):
+        tasks, again = (made('drzero', change, phase, number) for _ in range(2))
+        documents = [task.payload for task in tasks]
+        assert [task.payload for task in again] == documents
+        assert hops_of(tasks) == HOPS_OF_TWENTY and not any(task.external for task in tasks)
+        assert all(hops[document.title] == document.hops for document in documents)
+        seen |= {document.origin['document_id'] for document in documents}
+    assert len(seen) == 60  # no document twice before all were there, from phase to phase
+
+
+def test_scope_gets_kinds_of_tasks_in_equal_parts(tmp_path, capsys):
+    source, out = corpus_file(tmp_path / 'c.jsonl', *many(200)), tmp_path / 'd.jsonl'
+    kinds = ['long_form_qa', 'summarisation', 'planning', 'writing']
+    asked = ('--count=180', '--hops=4:3:2', f'--types={",".join(kinds)}')
+    lines, said = built(capsys, out, 'documents', '--corpus', source, *asked)
+    both = collections.Counter((line['hops'], line['type']) for line in lines)
+    assert len(lines) == 180
+    assert all(both[h, kind] == n // 4 for h, n in ((1, 80), (2, 60), (3, 40)) for kind in kinds)
+    assert 'taken by recipe scope with --config.inputs.documents=' in said
+
+    def dealt(types=()):
+        inputs = {'documents': str(out), 'types': types}
+        tasks = made('scope', {'inputs': inputs, 'schedule': {'hop_ratio': (4, 3, 2)}}, 'generate')
+        return tasks, collections.Counter(task.payload.task_type for task in tasks)
+
+    tasks, counts = dealt()
+    assert counts == dict.fromkeys(kinds, 5) and hops_of(tasks) == {1: 9, 2: 7, 3: 4}
+    # One kind left out, as in the paper's table.
+    assert set(dealt(tuple(kinds[:3]))[1]) == set(kinds[:3])
+    with pytest.raises(UserError, match="no document of type 'poem'"):
+        dealt(('poem',))
+
+
+def test_a_file_of_documents_without_a_hop_count_is_named(tmp_path):
+    path = write(tmp_path / 'd.jsonl', {'title': 'Lomi', 'text': 'A city.', 'hops': 1})
+    change = {'inputs': {'documents': path}, 'schedule': {'hop_ratio': (1, 1)}}
+    with pytest.raises(UserError, match=r'no document has 2 hops, as \(1, 1\) requires'):
+        made('drzero', change)
+
+
+@pytest.mark.fault('kin-files', 'a folder with a text in Latin-1')
+def test_a_text_that_cannot_be_read_is_a_file_and_no_line(tmp_path, capsys, caplog, user_reads):
+    texts = tmp_path / 'texts'
+    texts.mkdir()
+    (texts / 'a.txt').write_text(f'A\n{FILLER}')
+    (texts / 'b.txt').write_bytes(b'B\ncaf\xe9')
+    (texts / 'c.pdf').write_bytes(b'%PDF')
+    arguments = ['documents', f'--corpus={texts}', '--count=1']
+    error = refused(capsys, tmp_path / 'out.jsonl', *arguments)
+    assert f'inputs: {texts}/b.txt: cannot be read as a text' in error
+    assert error.endswith('save it as UTF-8); correct the file\n')
+    assert f'{texts}: 1 of 3 files are left out: 1 .pdf' in caplog.text
+    user_reads(error)
+
+
+@pytest.mark.parametrize('name', ['o.jsonl.gz', 'o.tsv', 'o.Parquet', 'o.csv.zst'])
+@pytest.mark.fault('user-x3', 'results named as another kind of file')
+def test_lines_are_not_written_under_the_name_of_another_kind_of_file(
+    tmp_path, name, capsys, user_reads
+):
+    path = write(tmp_path / 'q.jsonl', {'question': 'Which town?', 'answer': 'Lomi'})
+    error = refused(capsys, tmp_path / name, 'questions', f'--sets={path}')
+    assert f'{name}: plain JSON lines are written; name the file .jsonl' in error
+    cloze = ('cloze', f'--corpus={path}', f'--documents={tmp_path / name}')
+    assert 'plain JSON lines' in refused(capsys, tmp_path / 'out.jsonl', *cloze)
+    user_reads(error)
+
+
+@pytest.mark.fault('kin-files', 'questions in CSV')
+def test_questions_in_csv_are_refused(tmp_path, capsys, user_reads):
+    path = tmp_path / 'set.csv'
+    path.write_text('question,answer\nWhich town?,Lomi\n')
+    error = refused(capsys, tmp_path / 'out.jsonl', 'questions', f'--sets={path}')
+    assert 'set.csv: CSV is not read; save it as .tsv, with tabs between the columns' in error
+    user_reads(error)
+
+
+def test_a_file_is_there_whole_or_as_it_was(tmp_path, capsys):
+    source = corpus_file(tmp_path / 'c.jsonl', *many(9))
+    asked = ('documents', '--corpus', source, '--count=5')
+    assert 'is one of the inputs' in refused(capsys, tmp_path / 'c.jsonl', *asked)
+    # In folders that it makes.
+    assert len(built(capsys, tmp_path / 'new' / 'folder' / 'd.jsonl', *asked)[0]) == 5
+    old = tmp_path / 'old.jsonl'
+    old.write_text('before')
+
+    def lines():
+        yield 'line'
+        raise RuntimeError('in the middle')
+
+    with pytest.raises(RuntimeError):
+        write_text(old, lines())
+    assert old.read_text() == 'before'
+    assert {path.name for path in tmp_path.iterdir()} == {'c.jsonl', 'new', 'old.jsonl'}
+    (tmp_path / 'folder').mkdir()
+    assert 'choose another file' in refused(capsys, tmp_path / 'folder', *asked)
+
+
+@pytest.mark.parametrize('kind', [(), ('answers',), ('questions',), ('documents',)])
+def test_help_shows_examples_that_the_command_understands(kind, capsys):
+    with pytest.raises(SystemExit) as ended:
+        command.main([*kind, '--help'])
+    assert ended.value.code == 0
+    _, _, examples = capsys.readouterr().out.partition('examples:\n')
+    calls = re.findall(
+        r'^  python -m zeroplay_jax\.inputs (.*)', examples.replace('\\\n', ''), re.MULTILINE
+    )
+    parsed = [command._parser().parse_args(call.split()) for call in calls]
+    assert len(parsed) >= 2 and all(args.kind == kind[0] for args in parsed if kind)

@@ -1,0 +1,130 @@
+"""Tools of a real MCP server in another process, which is slow, raises, dies and comes back."""
+
+import concurrent.futures
+import signal
+import socket
+import sys
+import time
+
+import pytest
+from mcp_process import Server
+
+from zeroplay_jax.configs import common
+from zeroplay_jax.extras.mcp import tools as mcp_tools
+from zeroplay_jax.tools import registry
+from zeroplay_jax.tools.base import Invocation
+from zeroplay_jax.types import UserError
+
+pytest.importorskip('mcp')
+SECONDS = 3.0  # time limit of a call
+
+
+@pytest.fixture(scope='module')
+def server():
+    running = Server()
+    yield running
+    running.kill()
+
+
+@pytest.fixture(scope='module')
+def tools(server):
+    return {tool.name: tool for tool in mcp_tools.list_tools(server.url, SECONDS)}
+
+
+def call(tool, *arguments):
+    """(text, error) of each call of a batch."""
+    results = tool.run([Invocation(each) for each in arguments])
+    return [(result.text, result.error) for result in results]
+
+
+def add(tools, *pairs):
+    return call(tools['add'], *({'a': a, 'b': b} for a, b in pairs))
+
+
+def test_the_servers_tools_are_listed_with_their_schemas(tools):
+    assert set(tools) == {'add', 'refuse', 'wait'}
+    assert tools['add'].description == 'Adds two numbers. And explains itself at length.'
+    assert tools['add'].validated({'a': 1, 'b': 2}) == {'a': 1, 'b': 2}
+    for bad in ({'a': 1}, {'a': 'x', 'b': 2}, 3):
+        with pytest.raises(ValueError) as caught:
+            tools['add'].validated(bad)
+        assert caught.value.code == 'invalid_arguments'
+    assert tools['refuse'].tag_parameter == 'reason' and tools['add'].tag_parameter is None
+
+
+def test_calls_of_a_batch_answer_in_order(tools):
+    assert add(tools, (1, 2), (3, 4), (-1, 1)) == [('3', None), ('7', None), ('0', None)]
+
+
+def test_an_error_of_the_server_is_what_the_policy_reads(tools):
+    ((text, error),) = call(tools['refuse'], {'reason': 'why not'})
+    assert error == 'tool_error' and 'refused: why not' in text
+
+
+def test_a_call_that_hits_the_limit_fails_alone(tools):
+    started = time.monotonic()
+    slow, quick = call(tools['wait'], {'seconds': 60.0}, {'seconds': 0.01})
+    assert time.monotonic() - started < 4 * SECONDS
+    assert (slow, quick) == ((None, 'timeout'), ('waited 0.01', None))
+    assert add(tools, (1, 1)) == [('2', None)], 'later calls work'
+
+
+def test_a_server_that_dies_in_the_middle_of_a_call(server, tools):
+    """That call fails; one that was answered before keeps its answer; a restart is noticed by itself."""
+    (patient,) = (tool for tool in mcp_tools.list_tools(server.url, 60.0) if tool.name == 'wait')
+    started = time.monotonic()
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        long, short = (pool.submit(call, patient, {'seconds': each}) for each in (60.0, 0.01))
+        assert short.result() == [('waited 0.01', None)]
+        time.sleep(1)
+        server.kill()
+        assert long.result() == [(None, 'failed')]
+    assert time.monotonic() - started < 50
+    for _ in range(2):
+        assert [error for _, error in add(tools, (1, 1), (2, 2))] == ['failed', 'failed']
+    server.start()
+    assert add(tools, (1, 1), (2, 2)) == [('2', None), ('4', None)]
+
+
+def test_a_server_that_hangs_costs_no_more_than_the_limit(server, tools):
+    server.process.send_signal(signal.SIGSTOP)
+    try:
+        started = time.monotonic()
+        assert add(tools, (1, 1), (2, 2)) == [(None, 'timeout')] * 2
+        assert time.monotonic() - started < 4 * SECONDS
+    finally:
+        server.process.send_signal(signal.SIGCONT)
+    assert add(tools, (1, 1)) == [('2', None)]
+
+
+@pytest.mark.parametrize('listens', [False, True])
+def test_a_server_that_does_not_answer_is_one_line(listens):
+    with socket.socket() as silent:
+        silent.bind(('127.0.0.1', 0))
+        if listens:
+            silent.listen()
+        url = f'http://127.0.0.1:{silent.getsockname()[1]}/mcp'
+        started = time.monotonic()
+        with pytest.raises(UserError) as caught:
+            mcp_tools.list_tools(url, 1.0)
+        assert time.monotonic() - started < 30
+    text = str(caught.value)
+    assert text.startswith(f'config.tools.mcp_servers={url}: the MCP server does not answer (')
+    assert '\n' not in text
+
+
+def test_a_missing_package_is_one_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'mcp', None)
+    with pytest.raises(UserError, match='pip install mcp'):
+        mcp_tools.list_tools('http://127.0.0.1:1/mcp', 1.0)
+
+
+def test_a_config_has_the_servers_tools_beside_others(server):
+    config = common.get_config()
+    config.tools.update(names=('calculator', 'mcp'), mcp_servers=server.url, mcp_seconds=SECONDS)
+    assert list(registry.build_tools(config, None)) == ['calculator', 'add', 'refuse', 'wait']
+
+
+def test_a_slow_mcp_call_shares_no_batch():
+    tool = mcp_tools.McpTool(None, 'tool', 'tool', 'does it', {'type': 'object'}, 1.0)
+    assert tool.max_batch == 1 and tool.workers > 1

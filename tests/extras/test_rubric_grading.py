@@ -1,0 +1,369 @@
+"""Rubric grading of a file of tasks: what is recorded once is never asked again, and lost verdicts count as lost."""
+
+import asyncio
+import collections
+import dataclasses
+import json
+import pathlib
+import types
+
+import pytest
+from refused_calls import check_table
+from trajectories import ASKS_SOLVER, make_trajectory
+
+from zeroplay_jax.evaluation import play, question_sets
+from zeroplay_jax.evaluation.play import Answer, Grade, GradingRecord, Judgement
+from zeroplay_jax.extras.grading import graded, grading_results
+from zeroplay_jax.rollout import prompts
+from zeroplay_jax.rollout.prompts import Prompt
+from zeroplay_jax.rollout.tokens import open_codec
+from zeroplay_jax.selfplay import answers
+from zeroplay_jax.selfplay.judge import RuleJudge
+from zeroplay_jax.types import ToolCall, Turn, UserError
+
+RIVERS = ('Arv', 'Bero', 'Cilu')
+
+
+def write_tasks(path, count, rubrics=3):
+    """Writes tasks about cities: rubric i is about the river, the country or the mayor."""
+    facts = ('lies on the river Arv', 'is a city in Tarva', 'is led by Puto')[:rubrics]
+    lines = []
+    for number in range(count):
+        texts = [f'State that City{number} {fact}.' for fact in facts]
+        task = {'id': f'task {number}', 'task': f'Describe City{number}.', 'rubrics': texts}
+        lines.append(json.dumps(task))
+    path.write_text('\n'.join(lines), encoding='utf-8')
+    return question_sets.load_tasks(str(path))
+
+
+def answer_to(task):
+    """Every third answer knows the river, every second one the country, one of fifty says nothing."""
+    number = int(task.removeprefix('Describe City').rstrip('.'))
+    if number % 50 == 7:
+        return ''
+    text = f'City{number} is led by Puto. '
+    text += f'It lies on the river {RIVERS[number % 3]}. '
+    return text + ('It is a city in Tarva.' if number % 2 else '')
+
+
+class Context:
+    """A rollout context whose policy answers at once, in an order that depends on the task."""
+
+    roles = {'solver': types.SimpleNamespace(prompt='solver.task', prompt_tokens=40)}
+    prompts = {'solver.task': Prompt('Task: {task}')}
+
+    def __init__(self, error=None, failing=()):
+        self.scheduler, self.error, self.failing = self, error, failing
+        self.played = collections.Counter()
+
+    def run(self, episodes):
+        async def run_all():
+            await asyncio.gather(*episodes)
+
+        asyncio.run(run_all())
+
+    def prompt_ids(self, role, prompt, task):
+        return task
+
+    async def ask(self, role, identity, samples, temperature, prompt, task):
+        for _ in range(hash(task) % 5):
+            await asyncio.sleep(0)
+        self.played[task] += 1
+        assert temperature == (0.0 if samples == 1 else None)
+        call = ToolCall(
+            'search', {'query': task}, error=self.error if task in self.failing else None
+        )
+        turns = (Turn('', call), Turn(f'<answer>{answer_to(task)}</answer>'))
+        return [make_trajectory(*turns, identity=identity)] * samples
+
+
+class StrictJudge(RuleJudge):
+    """Grades as the rule does, but for some answers: it refuses one of 29 and says no to one of 5."""
+
+    def __init__(self):
+        super().__init__(list, (1, 5), 0.5)
+        self.asked = collections.Counter()
+
+    async def grade(self, identity, task, answer, rubric):
+        await asyncio.sleep(0)
+        self.asked[identity] += 1
+        met = await super().grade(identity, task, answer, rubric)
+        number = identity[1] + identity[3]
+        if number % 29 == 0:
+            self._add_failure('unread', 'I cannot grade this.')
+            return None
+        return met and number % 5 > 0
+
+
+def named(name, judge):
+    return play.NamedJudge(name, f'{name} key', judge.bound(None))
+
+
+def play_all(folder, tasks, context, judges, on_grades=lambda number: None, **options):
+    folder.mkdir(exist_ok=True)
+    with GradingRecord(folder) as record:
+        judges = [named(name, judge) for name, judge in judges.items()]
+        play.grade_tasks(
+            context, ASKS_SOLVER, tasks, judges, record, at_once=16, on_grades=on_grades, **options
+        )
+    with GradingRecord(folder) as record:
+        keys = {judge.name: judge.key for judge in judges}
+        return grading_results.results({}, 'tasks', tasks, keys, record, options.get('samples', 1))
+
+
+def make_judges():
+    return {'judge': RuleJudge(list, (1, 5)), 'second_judge': StrictJudge()}
+
+
+def test_500_tasks_killed_twice_give_what_an_uninterrupted_evaluation_gives(tmp_path):
+    tasks = write_tasks(tmp_path / 'tasks.jsonl', 500)
+    whole = play_all(tmp_path / 'whole', tasks, Context(), make_judges())
+
+    folder, context, judges = tmp_path / 'parts', Context(), make_judges()
+    done = []
+
+    def stop_at(limit):
+        def on_grades(number):
+            done.append(number)
+            if len(done) == limit:
+                raise KeyboardInterrupt
+
+        return on_grades
+
+    for limit in (400, 1500):
+        with pytest.raises(KeyboardInterrupt):
+            play_all(folder, tasks, context, judges, stop_at(limit))
+        for name in ('answers.jsonl', 'grades.jsonl'):
+            # A write that was cut off.
+            with (folder / name).open('a', encoding='utf-8') as file:
+                file.write('{"task": "task 49')
+    played_before = context.played.total()
+    assert 0 < played_before <= 500
+    parts = play_all(folder, tasks, context, judges)
+    assert json.dumps(parts) == json.dumps(whole)
+    assert grading_results.markdown(parts) == grading_results.markdown(whole)
+    # The interrupt came after the grade was written and before it was counted: nothing was asked twice.
+    assert set(judges['second_judge'].asked.values()) == {1}
+    assert context.played.total() <= 500 + 2 * 16 and set(context.played) == {
+        t.question.text for t in tasks
+    }
+    fresh = make_judges()
+    again = play_all(folder, tasks, Context(), fresh)
+    assert again == whole and not fresh['second_judge'].asked, 'a finished evaluation asks nothing'
+
+    # 10 of 500 say nothing; the others know the mayor, 1/3 the river, 1/2 the country.
+    assert whole['answers'] == {'given': 490, 'missing': 10, 'finish': {'answer': 500}}
+    first, second = whole['judges']['judge'], whole['judges']['second_judge']
+    assert first['rubrics_met'][0] == pytest.approx(0.98 * (1 + 1 / 3 + 1 / 2) / 3, abs=0.01)
+    assert sum(first['judgements'].values()) == sum(second['judgements'].values()) == 3 * 490
+    lost = second['judgements']['unread']
+    assert 40 < lost < 60 and first['judgements']['unread'] == 0
+    measured = whole['agreement']
+    assert measured['items'] == 3 * 490 - lost and measured['table']['second_only'] == 0
+    assert (
+        0.5
+        < measured['kappa_interval'][0]
+        < measured['kappa']
+        < measured['kappa_interval'][1]
+        < 0.9
+    )
+
+
+def test_verdicts_that_were_not_given_are_neither_met_nor_not_met(tmp_path):
+    tasks = write_tasks(tmp_path / 'tasks.jsonl', 4, rubrics=2)
+    answer, none = Answer('It is.', 'answer', 1, 0.0, 5), Answer(None, 'turns', 2, 0.5, 9)
+    unread, failed = Grade(None, 'unread', 'Hm.'), Grade(None, 'failed', 'timeout')
+    yes, no = Grade(True), Grade(False)
+    grades = {
+        'a': [[yes, unread], [no, yes], [failed, unread], []],
+        'b': [[no, no], [no, yes], [yes, yes], []],
+    }
+    with GradingRecord(tmp_path) as record:
+        for task in tasks:
+            record.add_answers(task.id, (none if task.index == 3 else answer,))
+        for judge, grades_of_tasks in grades.items():
+            for task, verdicts in zip(tasks, grades_of_tasks, strict=True):
+                for number, grade in enumerate(verdicts):
+                    record.add_grade(Judgement(judge, task.id, 0, number), grade)
+    with GradingRecord(tmp_path) as record:
+        result = grading_results.results(
+            {}, 'tasks', tasks, {'judge': 'a', 'second_judge': 'b'}, record, 1
+        )
+    # Of task 2 the first judge graded nothing: it has no score. The answer that is missing has 0.
+    assert [entry['judge'] for entry in result['task_scores']] == [1.0, 0.5, None, 0.0]
+    assert [entry['second_judge'] for entry in result['task_scores']] == [0.0, 0.5, 1.0, 0.0]
+    first = result['judges']['judge']
+    assert first['rubrics_met'][0] == 0.5 and first['scored_tasks'] == 3
+    assert first['judgements'] == {'met': 2, 'not_met': 1, 'unread': 2, 'failed': 1}
+    assert result['answers'] == {'given': 3, 'missing': 1, 'finish': {'answer': 3, 'turns': 1}}
+    # Of the second judge's scores only three have a counterpart.
+    other = grading_results.results({}, 'tasks', tasks, {'judge': 'b'}, record, 1)
+    assert question_sets.compare(result, other)['tasks'][0] == pytest.approx((-1 + 0 + 0) / 3)
+    assert result['sets']['tasks']['mean']['searches'] == 1.25
+    assert result['agreement']['table'] == {
+        'both_met': 1,
+        'first_only': 1,
+        'second_only': 0,
+        'neither': 1,
+    }
+    page = grading_results.markdown(result)
+    assert '| `judge`: a | 0.500 [' in page and '| 3 | 2 | 1 | 2 | 1 |' in page
+    assert '3 rubrics of 2 tasks have a verdict of both.' in page
+
+
+class BrokenJudge(RuleJudge):
+    """Gives no verdict; `kind` is how it is lost."""
+
+    def __init__(self, kind):
+        super().__init__(list, (1, 5), 0.5)
+        self.kind, self.asked = kind, collections.Counter()
+
+    async def grade(self, identity, task, answer, rubric):
+        await asyncio.sleep(0)
+        self.asked['all'] += 1
+        self.stats['asked'] += 1
+        self._add_failure(self.kind, 'Sorry \ud83d.')
+
+
+@pytest.mark.parametrize(
+    ('kind', 'fix'), [('failed', 'repeats failed requests$'), ('unread', 'remove their lines from')]
+)
+def test_a_judge_without_verdicts_stops_the_evaluation_early(tmp_path, kind, fix):
+    tasks = write_tasks(tmp_path / 'tasks.jsonl', 100)
+    judge = BrokenJudge(kind)
+    with pytest.raises(
+        UserError, match=f'config.judge: 20 of 20 judgements.*Sorry.*{fix}'
+    ) as error:
+        play_all(tmp_path / 'run', tasks, Context(), {'judge': judge})
+    assert '\n' not in str(error.value) and judge.asked['all'] < 100
+    repaired = StrictJudge()
+    if kind == 'failed':
+        result = play_all(tmp_path / 'run', tasks, Context(), {'judge': repaired})
+        assert (
+            len(repaired.asked) == 3 * 98 and result['judges']['judge']['judgements']['failed'] == 0
+        )
+        return
+    # A reply that could not be read is a reply: it stays until it is removed.
+    with pytest.raises(UserError, match='could not be read'):
+        play_all(tmp_path / 'run', tasks, Context(), {'judge': repaired})
+    (tmp_path / 'run' / 'grades.jsonl').unlink()
+    play_all(tmp_path / 'run', tasks, Context(), {'judge': repaired})
+    assert len(repaired.asked) == 3 * 98
+
+
+def test_answers_after_failed_tool_calls_are_recorded_only_if_these_are_rare(tmp_path):
+    tasks = write_tasks(tmp_path / 'tasks.jsonl', 40)
+    failing = {task.question.text for task in tasks[:20]}
+
+    def refuse():
+        raise UserError('20 of 40 calls failed')
+
+    def context():
+        return Context('timeout', failing)
+
+    folder = tmp_path / 'run'
+    with pytest.raises(UserError, match='20 of 40'):
+        play_all(folder, tasks, context(), make_judges(), samples=2, check_tools=refuse)
+    with GradingRecord(folder) as record:
+        assert set(record.answers) == {task.id for task in tasks[20:]}
+    result = play_all(folder, tasks, context(), make_judges(), samples=2)
+    assert result['answers']['given'] == 2 * 39
+    assert sum(result['judges']['judge']['judgements'].values()) == 2 * 39 * 3
+
+
+def test_an_unusable_line_is_named(tmp_path):
+    def load(*lines):
+        path = tmp_path / 'tasks.jsonl'
+        path.write_text('\n'.join(map(json.dumps, lines)))
+        question_sets.load_tasks(str(path))
+
+    check_table(pathlib.Path(__file__).parent / 'bad_tasks.txt', {'load': load}, tmp_path)
+
+
+def test_published_rubrics_keep_their_weights(tmp_path):
+    path = tmp_path / 'tasks.jsonl'
+    rubrics = [
+        {'criterion': 'Names a dose.', 'points': 5, 'tags': ['axis:accuracy']},
+        {'criterion': 'Scares the reader.', 'points': -3, 'tags': []},
+        {'criterion': 'Cites a study.', 'weight': 4.0, 'axis': 'Explicit Criteria'},
+        {'rubric_item': 'Does it name risks?', 'type': 'Other'},
+        {'rubric_item': 'Is it short?', 'weight': 2, 'text': None, 'points': None},
+    ]
+    path.write_text(json.dumps({'task': 'How much?', 'rubrics': rubrics}))
+    (task,) = question_sets.load_tasks(str(path))
+    weights = {rubric['text']: rubric.get('weight') for rubric in task.question.rubrics}
+    assert list(weights.values()) == [5, -3, 4, None, 2]
+    assert [*weights][2:] == ['Cites a study.', 'Does it name risks?', 'Is it short?']
+
+
+def test_a_prompt_that_is_too_long_is_found_before_anything_is_played(tmp_path):
+    tasks = write_tasks(tmp_path / 'tasks.jsonl', 3)
+    long = dataclasses.replace(tasks[1].question, text='x' * 41)
+    tasks[1] = dataclasses.replace(tasks[1], question=long)
+    with pytest.raises(UserError, match='tasks.jsonl, line 2: .* has 41 tokens, at most 40'):
+        play.check_prompts(Context(), 'solver', tasks, 'tasks.jsonl')
+
+
+def test_a_rubric_that_the_rule_judge_cannot_read_is_found_before_anything_is_played(tmp_path):
+    path = tmp_path / 'tasks.jsonl'
+    readable = {'task': 'Describe Babin.', 'rubrics': ['State that Babin makes ships.']}
+    mixed = {'task': 'Describe it.', 'rubrics': [*readable['rubrics'], 'Is polite.']}
+    path.write_text('\n'.join(map(json.dumps, (readable, mixed))))
+    tasks = question_sets.load_tasks(str(path))
+    play.check_rubrics_of_rule(tasks[:1], 'tasks.jsonl')
+    with pytest.raises(UserError, match=r'tasks.jsonl, line 2: rubric 2 states no fact'):
+        play.check_rubrics_of_rule(tasks, 'tasks.jsonl')
+
+
+def test_a_damaged_line_of_the_record_is_named(tmp_path):
+    (tmp_path / 'grades.jsonl').write_text('{"judge": "a"}\n')
+    with pytest.raises(UserError, match=r'grades.jsonl, line 1: cannot be read; remove this line'):
+        GradingRecord(tmp_path)
+
+
+def test_the_estimate_counts_what_is_not_recorded(tmp_path):
+    tasks = write_tasks(tmp_path / 'tasks.jsonl', 3)
+    codec = open_codec(pathlib.Path('zeroplay_jax/mini/base'))
+    templates = prompts.select('mini')
+    cost = graded.JudgeCost('judge', 'key', 100)
+    given = answer_to('Describe City0.')
+    with GradingRecord(tmp_path) as record:
+        record.add_answers('task 0', (Answer(given, 'answer', 1, 0.0, 9),))
+        record.add_answers('task 1', (Answer(None, 'turns', 1, 0.0, 9),))
+        record.add_grade(Judgement('key', 'task 0', 0, 2), Grade(True))
+        estimate = graded.estimate_judge(cost, tasks, record, 1, codec, templates, 64)
+        text = graded.estimate_text(tasks, record, 1, 64, [estimate])
+
+    def tokens(task, given, rubric):
+        names = dict(task=task.question.text, given=given, rubric=task.rubrics[rubric])
+        return len(codec.render(prompts.fill(templates['judge.grade'], **names)))
+
+    # Two judgements of the recorded answer, none of the missing one, three of an answer of 64 tokens.
+    expected = sum(tokens(tasks[0], given, rubric) for rubric in (0, 1))
+    expected += sum(tokens(tasks[2], '', rubric) + 64 for rubric in (0, 1, 2))
+    assert estimate.judgements == 5 and estimate.reply_tokens == 500
+    assert estimate.prompt_tokens == pytest.approx(expected, rel=0.02)
+    assert 'rollouts      1 to play' in text and 'key: 5 requests, at most' in text
+    rule = dataclasses.replace(estimate, cost=graded.JudgeCost('judge', 'rule', 0))
+    assert graded.estimate_text(tasks, record, 1, 64, [rule]).endswith(
+        'rule: 5 grades, no requests'
+    )
+
+
+def test_rubrics_count_by_their_weights(tmp_path):
+    path = tmp_path / 'tasks.jsonl'
+    river, mayor = 'State that City0 lies on the river Arv.', 'State that City0 is led by Puto.'
+    country = {'text': 'State that City0 is a city in Tarva.', 'weight': 5}
+    rubrics = [{'text': river, 'weight': 3}, {'text': mayor, 'weight': -1}, country]
+    path.write_text(json.dumps({'task': 'Describe City0.', 'rubrics': rubrics}), encoding='utf-8')
+    tasks = question_sets.load_tasks(str(path))
+    # River and mayor are met: (3 - 1) / (3 + 5).
+    results = play_all(tmp_path / 'run', tasks, Context(), {'rule': RuleJudge(list, (1, 5))})
+    assert results['task_scores'] == [{'task': '1', 'rule': 0.25}]
+    (question,) = [task.question for task in tasks]
+
+    async def graded():
+        context = types.SimpleNamespace(judge=RuleJudge(list, (1, 5)))
+        return await answers.grade(context, (0,), question, answer_to('Describe City0.'))
+
+    assert asyncio.run(graded()) == 0.25

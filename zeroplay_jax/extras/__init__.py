@@ -1,0 +1,54 @@
+"""What stands beside the core: each extra is a file or a folder here, and a line of this table.
+
+The core imports no extra but by `load_extra`. To remove one, delete its file or folder, its line and its tests.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, NamedTuple
+
+from zeroplay_jax.types import UserError
+
+
+class Extra(NamedTuple):
+    """One extra.
+
+    Attributes:
+      about: what it does, in one sentence.
+      package: what pip must have installed; '' for nothing more than the project needs.
+      is_command: whether `python -m zeroplay_jax.extras.NAME` runs it.
+    """
+
+    about: str
+    package: str = ''
+    is_command: bool = False
+
+
+EXTRAS = {
+    'atif': Extra('Rollouts as ATIF documents, the format of other agents, out and in.'),
+    'evolution': Extra('What self-play asks over training.', 'scikit-learn', is_command=True),
+    'figures': Extra('Figures of the papers, drawn from runs.', is_command=True),
+    'grading': Extra('Open tasks graded in a folder that resumes, by two judges.'),
+    'inputs': Extra('Questions, answers and documents, made of texts.', is_command=True),
+    'mcp': Extra('The tools of MCP servers.', 'mcp'),
+    'served_policy': Extra('A model behind an OpenAI-compatible server as the policy.'),
+}
+COMMANDS = tuple(f'extras.{name}' for name, extra in EXTRAS.items() if extra.is_command)
+
+
+def load_extra(name: str, part: str = '') -> Any:
+    """Returns the module of an extra, or a part of its folder.
+
+    Raises:
+      UserError: it was removed, or a package that it needs is not installed.
+    """
+    extra = EXTRAS.get(name)
+    if extra is None:
+        raise UserError(f'{name}: this installation is without zeroplay_jax/extras/{name}')
+    try:
+        return importlib.import_module('.'.join(filter(None, (__name__, name, part))))
+    except ImportError as error:
+        if not extra.package:
+            raise
+        raise UserError(f'{name}: {error}; pip install {extra.package}') from None

@@ -1,0 +1,527 @@
+"""Held-out questions and training documents of any corpus, split by document: no passage is in both.
+
+The questions are clozes (`cloze.py`), so they need neither labels nor a model. The split is a function
+of the seed and the names of the documents alone: those with the lowest hashes are held out. A document is a file of a
+folder of texts, or all passages of the same title in a file of passages.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from zeroplay_jax.extras.inputs import chains
+from zeroplay_jax.extras.inputs.builders import BottomK, hash_key
+from zeroplay_jax.extras.inputs.chains import CorpusChain
+from zeroplay_jax.extras.inputs.cloze import (
+    SENTENCE_WORDS,
+    Cloze,
+    Passage,
+    Passages,
+    clozes,
+    parse,
+    sentences,
+)
+from zeroplay_jax.retrieval.corpus import Record, split
+from zeroplay_jax.retrieval.types import short
+from zeroplay_jax.rollout import prompts
+from zeroplay_jax.types import Json, UserError
+
+# A corpus of fewer documents, such as two books, is split by passage.
+MIN_DOCUMENTS = 5
+# Share of the questions that have two hops, where the corpus has as many.
+TWO_HOP_SHARE = 1 / 4
+# Share of the proposals in training. It is smaller, because fewer passages lead on to another one.
+TWO_HOP_TRAINING_SHARE = 1 / 8
+# With fewer questions of two hops, all questions have one hop: the score of a run is the mean over hop counts, so a
+# handful of questions would decide half of it. With 20, one question is 0.025 of the score.
+MIN_TWO_HOP_QUESTIONS = 20
+# With fewer passages to start questions of two hops from, all questions have one hop.
+MIN_TWO_HOP_STARTS = 16
+# With fewer questions, the 95 % interval of a mean score may be wider than ±0.18 (1.96 · 0.5 / √30).
+MIN_QUESTIONS = 30
+MIN_TRAINING_PASSAGES = 8
+
+
+@dataclasses.dataclass
+class ClozeFiles:
+    """Held-out questions, training documents, and how they were split.
+
+    Attributes:
+      questions: lines {'question', 'answers', 'hops', 'kind', 'title', 'source', 'document_id', 'line'}.
+      documents: lines as `inputs.documents` takes them.
+      held_out_passages: lines {'document_id', 'title'} of all passages of the held-out documents, as
+        `retrieval.held_out` takes them.
+      held_out: number of documents that are held out.
+      total: number of documents with a usable sentence; at most 100,000 are counted.
+      unit: what was split: 'documents', or 'passages' of a corpus with few documents.
+      divided: number of documents that may have passages both held out and trained on.
+      one_hop_reason: why all questions have one hop; '' if some have two.
+      left_out: numbers of passages that are neither held out nor trained on, by the reason.
+    """
+
+    questions: list[dict[str, Any]]
+    documents: list[dict[str, Any]]
+    held_out_passages: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    held_out: int = 0
+    total: int = 0
+    unit: str = 'documents'
+    divided: int = 0
+    one_hop_reason: str = ''
+    left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def warning(self) -> str:
+        """A sentence for the user where several documents were split by passage; '' otherwise."""
+        if self.divided < 2:
+            return ''
+        return (
+            f'the corpus has {self.divided} documents with usable sentences, fewer than {MIN_DOCUMENTS}, and is split '
+            'by passage: training reads other passages of the documents that questions are about'
+        )
+
+    def __str__(self) -> str:
+        two_hop_questions = sum(question['hops'] == 2 for question in self.questions)
+        two_hop_documents = sum(document['hops'] == 2 for document in self.documents)
+        of_two_hops = f' ({two_hop_questions} of two hops)' if two_hop_questions else ''
+        ending = ''
+        if two_hop_documents:
+            ending = (
+                f', and {two_hop_documents} with a link to another document, to train on two hops'
+            )
+        elif self.one_hop_reason:
+            ending = f'; all of one hop: {self.one_hop_reason}'
+        counts = [f'passages {reason}: {count}' for reason, count in self.left_out.items() if count]
+        if counts:
+            ending += f'; left out: {", ".join(counts)}'
+        return (
+            f'{len(self.questions)} questions{of_two_hops} of {self.held_out} held-out {self.unit} (of {self.total}), '
+            f'{len(self.documents) - two_hop_documents} passages of the others, with a sentence to ask about, to train '
+            f'on{ending}'
+        )
+
+
+def build(passages: Passages, source: str, count: int, seed: int, max_documents: int) -> ClozeFiles:
+    """Splits a corpus and returns its questions and training documents.
+
+    Args:
+      passages: yields the whole corpus at every call; called at most nine times, or five times if `count` is 0.
+      source: name of the corpus in the lines.
+      count: questions to make; a small corpus gives fewer. With 0 nothing is held out.
+      seed: seed of the split, the questions and the sample of documents.
+      max_documents: largest number of training documents; a larger corpus is sampled.
+
+    Raises:
+      UserError: fewer than `MIN_QUESTIONS` questions, or than `MIN_TRAINING_PASSAGES` documents.
+    """
+    files = ClozeFiles([], [])
+    unit_of = DocumentNames().name_of
+    candidates: dict[str, list[Passage]] = {}
+    if count:
+        # Twice as many documents as questions, because some have usable sentences but give no question.
+        candidates, files.total = find_candidates(passages(), seed, 2 * count, unit_of)
+        if files.total < MIN_DOCUMENTS:
+            files.unit = 'passages'
+            files.divided = files.total
+            unit_of = passage_of
+            candidates, files.total = find_candidates(passages(), seed, 2 * count, unit_of)
+        max_held_out = int(MAX_SHARE * files.total)
+        candidates = dict(itertools.islice(candidates.items(), max_held_out))
+    found_chains = chains.find(passages, seed, max_documents, unit_of)
+    chains.add_searches(passages, found_chains, seed)
+    repeats = set()
+    if count:
+        repeats = _repeated_sentences(passages(), _sentences_of(candidates, found_chains))
+    held_out = _hold_out(files, candidates, found_chains, repeats, source, count, seed)
+    two_hop_starts = _two_hop_starts(found_chains, held_out, source)
+    files.one_hop_reason = _one_hop_reason(files.questions, len(two_hop_starts), count)
+    if files.one_hop_reason and found_chains:
+        two_hop_starts = []
+        held_out = _hold_out(files, candidates, [], repeats, source, count, seed)
+    files.held_out = len(held_out)
+    if len(files.questions) < min(count, MIN_QUESTIONS):
+        shortest, longest = SENTENCE_WORDS
+        raise UserError(
+            f'{source}: {len(files.questions)} questions can be made of {files.held_out} of its {files.total} '
+            f'{files.unit} with usable sentences (of {shortest} to {longest} words), at least '
+            f'{min(count, MIN_QUESTIONS)} are needed and at most {MAX_SHARE:.0%} of a corpus is held out; '
+            f'{_fix(passages(), unit_of)}'
+        )
+    _add_passages(files, passages(), source, seed, max_documents, held_out, unit_of)
+    if len(files.documents) < MIN_TRAINING_PASSAGES:
+        raise UserError(
+            f'{source}: {len(files.documents)} passages remain to train on, at least {MIN_TRAINING_PASSAGES} are '
+            f'needed; {_fix(passages(), unit_of)}'
+        )
+    files.documents += two_hop_starts
+    return files
+
+
+def _fix(passages: Iterable[tuple[int, Record]], unit_of: Callable[[Record], str]) -> str:
+    """Returns what to do about a corpus with too few questions, or too few passages to train on."""
+    counts = collections.Counter(unit_of(record) for _, record in passages)
+    name, largest = counts.most_common(1)[0] if counts else ('', 0)
+    # Whichever side of the split this document is on, the other side has little.
+    if largest > 1 and 2 * largest > counts.total():
+        return (
+            f'the document {short(name)} has {largest} of the {counts.total()} passages: divide it into documents with '
+            'titles of their own'
+        )
+    return 'give more or longer English texts'
+
+
+def _one_hop_reason(questions: Sequence[Json], num_starts: int, count: int) -> str:
+    """Returns why no question of two hops is asked or trained on; '' if there are enough.
+
+    Args:
+      questions: the held-out questions, if some of two hops are asked.
+      num_starts: number of passages that a proposer could start a question of two hops from.
+      count: number of questions that were requested; with 0 the user has questions of their own.
+    """
+    num_questions = sum(question['hops'] == 2 for question in questions)
+    most_questions = int(TWO_HOP_SHARE * count)
+    if count and most_questions < MIN_TWO_HOP_QUESTIONS:
+        enough = int(MIN_TWO_HOP_QUESTIONS / TWO_HOP_SHARE)
+        return (
+            f'at most {most_questions} of {count} questions would have two, {MIN_TWO_HOP_QUESTIONS} are needed; ask '
+            f'for {enough} questions or more'
+        )
+    if count and num_questions < MIN_TWO_HOP_QUESTIONS:
+        return f'{num_questions} of two hops can be made, {MIN_TWO_HOP_QUESTIONS} are needed'
+    if num_starts < MIN_TWO_HOP_STARTS:
+        return (
+            f'{num_starts} passages to train on have a link to another document, '
+            f'{MIN_TWO_HOP_STARTS} are needed'
+        )
+    return ''
+
+
+def _hold_out(
+    files: ClozeFiles,
+    candidates: dict[str, list[Passage]],
+    found_chains: Sequence[CorpusChain],
+    repeats: set[str],
+    source: str,
+    count: int,
+    seed: int,
+) -> set[str]:
+    """Chooses the questions, writes them into `files`, and returns the names of their documents.
+
+    Args:
+      files: its questions are replaced.
+      candidates: documents for questions of one hop, by name, in the order in which they are held out.
+      found_chains: questions of two hops to choose from.
+      repeats: sentences, in lower case, that are not asked about.
+      source: name of the corpus in the lines.
+      count: number of questions.
+      seed: seed of the questions of one hop.
+    """
+    max_two_hops = int(TWO_HOP_SHARE * count)
+    max_documents = int(USUAL_SHARE * files.total)
+    # A question that one search answers would have one hop.
+    candidate_chains = [each for each in found_chains if each.needs_bridge]
+    two_hops = chains.choose(candidate_chains, max_two_hops, max_documents, repeats)
+    held_out = set()
+    used_sentences = set(repeats)
+    for each in two_hops:
+        held_out |= each.documents
+        used_sentences.update(each.sentences)
+    # questions_of[document][passage] lists the questions of a passage, best first; `_take` chooses from it.
+    questions_of = []
+    for name in _affordable(candidates, held_out, int(MAX_SHARE * files.total)):
+        document = candidates[name]
+        questions_of.append(
+            [_questions(passage, source, seed, used_sentences) for passage in document]
+        )
+    _remove_ambiguous(questions_of)
+    one_hop_count = count - len(two_hops)
+    num_documents = held_out_count(questions_of, one_hop_count, files.total)
+    files.questions = _take(questions_of[:num_documents], one_hop_count)
+    files.questions += [each.question_line(source) for each in two_hops]
+    return held_out | set(itertools.islice(candidates, num_documents))
+
+
+def _remove_ambiguous(questions_of: Sequence[Sequence[list[dict[str, Any]]]]) -> None:
+    """Removes questions that several sentences give, and that have as many answers, in place."""
+    passages = list(itertools.chain.from_iterable(questions_of))
+    counts = collections.Counter(
+        question['question'].lower() for questions in passages for question in questions
+    )
+    for questions in passages:
+        questions[:] = [each for each in questions if counts[each['question'].lower()] == 1]
+
+
+def _affordable(candidates: Iterable[str], held_out: Collection[str], limit: int) -> list[str]:
+    """Returns the first candidates, as many as can be held out too so that there are at most `limit` documents.
+
+    Documents are held out in the order of their hashes, so that a larger number of questions adds documents and removes
+    none.
+    """
+    affordable = []
+    num_held_out = len(held_out)
+    for name in candidates:
+        num_held_out += name not in held_out
+        if num_held_out > limit:
+            break
+        affordable.append(name)
+    return affordable
+
+
+def _two_hop_starts(
+    found_chains: Iterable[CorpusChain], held_out: set[str], source: str
+) -> list[dict[str, Any]]:
+    """Returns the lines of the passages from which a proposer can find a chain, each once, without held-out documents.
+
+    A proposer searches for the name alone, so such a search has to return the second passage. The line says which name
+    it is, as a link of a web page does: most names of a passage lead nowhere.
+    """
+    lines: dict[str, dict[str, Any]] = {}
+    for each in found_chains:
+        link = each.chain.first.answer
+        line = each.first.document_line(source, link)
+        # The link is the first occurrence of the name, and the sentence that is asked about has to contain it.
+        shown = ' '.join(prompts.document_text(line).split())
+        first = each.chain.first
+        is_linked = f'{first.left}[ {link} ]{first.right}' in shown
+        # Neither end of this link is a held-out document. The proposer's own search may find others about the name.
+        if each.is_found_by_bridge and is_linked and held_out.isdisjoint(each.documents):
+            lines.setdefault(each.first.id, line)
+    return list(lines.values())
+
+
+def _sentences_of(
+    candidates: dict[str, list[Passage]], found_chains: Iterable[CorpusChain]
+) -> set[str]:
+    """Returns all sentences that may be asked about, in lower case."""
+    texts: set[str] = set()
+    for document in candidates.values():
+        for passage in document:
+            texts.update(sentence.lower() for sentence in passage.sentences)
+    for each in found_chains:
+        texts.update(each.sentences)
+    return texts
+
+
+def hop_ratio(lines: Iterable[Json]) -> tuple[float, ...]:
+    """Returns the `schedule.hop_ratio` with which a run takes the lines of training documents."""
+    return ratio_of_hops(any(line['hops'] == 2 for line in lines))
+
+
+def ratio_of_hops(two_hops: bool) -> tuple[float, ...]:
+    """Returns the shares of questions of one and two hops, or of one hop only."""
+    return (1 - TWO_HOP_TRAINING_SHARE, TWO_HOP_TRAINING_SHARE) if two_hops else (1.0,)
+
+
+def _add_passages(
+    files: ClozeFiles,
+    passages: Iterable[tuple[int, Record]],
+    source: str,
+    seed: int,
+    max_documents: int,
+    held_out: Collection[str],
+    unit_of: Callable[[Record], str],
+) -> None:
+    """Sets the training documents of `files`, and the passages of the documents that are held out.
+
+    The training documents are a uniform sample of at most `max_documents` passages of the other documents. A passage
+    is usable if at least one cloze can be made of it.
+    """
+    sample: BottomK[dict[str, Any]] = BottomK(max_documents)
+    files.held_out_passages = []
+    others = no_sentence = no_blank = 0
+    for line, record in passages:
+        title, _ = split(record.contents)
+        if unit_of(record) in held_out:
+            files.held_out_passages.append({'document_id': record.id, 'title': title})
+            continue
+        others += 1
+        key = hash_key(seed, record.id)
+        # The cheap test comes first, because splitting into sentences takes most of the time.
+        if not sample.admits(key):
+            continue
+        passage = parse(line, record)
+        if passage is None:
+            no_sentence += 1
+        elif any(_best_cloze(text, title, seed) for text in passage.sentences):
+            sample.put(key, passage.document_line(source))
+        else:
+            no_blank += 1
+    files.documents = sample.ordered()
+    shortest, longest = SENTENCE_WORDS
+    files.left_out = {
+        f'without an English sentence of {shortest} to {longest} words': no_sentence,
+        'without a word to leave out': no_blank,
+        'beyond the number to train on': others - no_sentence - no_blank - len(files.documents),
+    }
+
+
+# ---- questions -----------------------------------------------------------------------------------------
+
+
+def _repeated_sentences(
+    passages: Iterable[tuple[int, Record]], candidates: Iterable[str]
+) -> set[str]:
+    """Returns those of the sentences, in lower case, that occur more than once in the corpus.
+
+    Such a sentence does not belong to one passage, and another copy may be trained on.
+    """
+    counts = dict.fromkeys(candidates, 0)
+    # All passages are searched, not only usable ones (`parse`): any copy of a sentence makes it repeated.
+    for _, record in passages:
+        _, text = split(record.contents)
+        for sentence in sentences(text):
+            key = sentence.lower()
+            if key in counts:
+                counts[key] += 1
+    return {sentence for sentence, count in counts.items() if count > 1}
+
+
+def _questions(passage: Passage, source: str, seed: int, repeats: set[str]) -> list[dict[str, Any]]:
+    """Returns the lines of at most one question per sentence of a passage, those about names and numbers first.
+
+    Sentences in `repeats` (in lower case) and sentences without a usable cloze give none.
+    """
+    questions = []
+    for sentence in passage.sentences:
+        case = _best_cloze(sentence, passage.title, seed)
+        if case is None or sentence.lower() in repeats:
+            continue
+        questions.append(passage.question_line(source, case, case.question, 1))
+
+    def priority(question: dict[str, Any]) -> tuple[bool, int]:
+        return question['kind'] == 'word', hash_key(seed, question['question'])
+
+    return sorted(questions, key=priority)
+
+
+def _best_cloze(sentence: str, title: str, seed: int) -> Cloze | None:
+    """Returns one cloze of a sentence, about a name or number if possible; None if no cloze is usable."""
+    cases = [case for case in clozes(sentence) if chains.is_fair(case, title)]
+    # Words can often be guessed or replaced by others; names and numbers cannot.
+    preferred = [case for case in cases if case.kind != 'word'] or cases
+    if not preferred:
+        return None
+    # Chosen by a hash: the first cloze would always have its blank near the start.
+    return preferred[hash_key(seed, sentence) % len(preferred)]
+
+
+def _take(
+    questions_of: Sequence[Sequence[Sequence[dict[str, Any]]]], count: int
+) -> list[dict[str, Any]]:
+    """Returns at most `count` questions: one from every passage, then a second one from every passage, and so on.
+
+    The first passages of all documents come before their second ones.
+    """
+    ranked = []
+    for document_number, document in enumerate(questions_of):
+        # Passages without questions do not count, so that every document with a question has one of the first rank.
+        asked_passages = [questions for questions in document if questions]
+        for passage_number, questions in enumerate(asked_passages):
+            for number, question in enumerate(questions):
+                ranked.append(((number, passage_number, document_number), question))
+    ranked.sort(key=lambda item: item[0])
+    return [question for _, question in ranked[:count]]
+
+
+# ---- split by document -----------------------------------------------------------------------------
+#
+# The documents with the lowest hashes of their names are held out.
+
+
+# Largest share of the documents that is held out, which a small corpus reaches. All others may be trained on.
+MAX_SHARE = 0.4
+# Share of a large corpus that is held out, so that the questions come from many documents.
+USUAL_SHARE = 0.1
+
+# Documents beyond this number are not counted: `MAX_SHARE` of so many is more than any number of questions needs.
+_COUNTED_DOCUMENTS = 100_000
+
+
+class DocumentNames:
+    """Names of documents: the title, with the file behind it if another file had the same title first ('Notes')."""
+
+    def __init__(self) -> None:
+        # Title → file. Filled only for sources with files: the millions of titles of an encyclopedia are not stored.
+        self._first_document: dict[str, str] = {}
+
+    def name_of(self, record: Record) -> str:
+        """Returns the name of a passage's document; a passage with neither title nor file is a document of its own."""
+        title, _ = split(record.contents)
+        if not title:
+            return record.document or passage_of(record)
+        if not record.document:
+            return title
+        # The name is the title alone where that is unique, so that a file that is moved stays on its side of the split.
+        first_document = self._first_document.setdefault(title, record.document)
+        if first_document == record.document:
+            return title
+        return f'{title}\n{record.document}'
+
+
+def passage_of(record: Record) -> str:
+    """Returns the name of a passage as a document of its own, which no title equals: titles contain no line feed."""
+    return f'\n{record.id}'
+
+
+def find_candidates(
+    passages: Iterable[tuple[int, Record]],
+    seed: int,
+    count: int,
+    unit_of: Callable[[Record], str],
+) -> tuple[dict[str, list[Passage]], int]:
+    """Returns the documents with the lowest hashes, lowest first, and the number of documents of the corpus.
+
+    Only documents with a usable sentence count. The documents are returned as name → usable passages; their number
+    is exact up to 100,000, beyond which no more are counted.
+
+    Args:
+      count: largest number of documents to return.
+      unit_of: function from a passage to the name of its document.
+    """
+    sample: BottomK[tuple[str, list[Passage]]] = BottomK(count)
+    keys: set[int] = set()
+    for line, record in passages:
+        name = unit_of(record)
+        key = hash_key(seed, name)
+        is_counted = len(keys) < _COUNTED_DOCUMENTS
+        # In a large corpus most passages are skipped here, before the costly search for sentences.
+        if not is_counted and not sample.admits(key):
+            continue
+        passage = parse(line, record)
+        if passage is None:
+            continue
+        if is_counted:
+            keys.add(key)
+        if sample.admits(key):
+            # Passages of one document need not follow each other.
+            _, document = sample.get(key) or (name, [])
+            document.append(passage)
+            sample.put(key, (name, document))
+    return dict(sample.ordered()), len(keys)
+
+
+def held_out_count(
+    questions_of: Sequence[Sequence[Sequence[dict[str, Any]]]], count: int, total: int
+) -> int:
+    """Returns the number of documents to hold out: the first so many of `questions_of`.
+
+    It is enough for `count` questions with at most one from each passage, and at least the usual share of the corpus,
+    but never more than `questions_of` has.
+
+    Args:
+      questions_of: per document and passage its questions.
+      count: number of questions.
+      total: number of documents in the corpus.
+    """
+    needed = len(questions_of)
+    passages_so_far = 0
+    for number, document in enumerate(questions_of, 1):
+        passages_so_far += sum(1 for questions in document if questions)
+        if passages_so_far >= count:
+            needed = number
+            break
+    usual = min(count, int(USUAL_SHARE * total))
+    return min(max(needed, usual), len(questions_of))

@@ -1,0 +1,446 @@
+"""Sessions with an MCP server: opened once, kept open, and opened again after the server's death.
+
+All sessions of a process live in the event loop of its requests. A server over HTTP gets a session per call
+in progress, so that a reply that breaks its connection fails one call alone. A server that is a process gets one:
+its pipe carries many calls at a time, and a second process would have another state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Coroutine
+from typing import Any, TypeVar
+
+import anyio
+import httpx2
+import mcp
+import mcp_types
+from mcp.client.stdio import get_default_environment
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.exceptions import MCPError
+from mcp.shared.message import SessionMessage
+
+from zeroplay_jax.extras.mcp.servers import McpServer
+from zeroplay_jax.retrieval import web
+
+_MAX_TOOLS = 10_000
+_SSE_SECONDS = 2.0
+# Kinds of blocks of a result.
+_KINDS = 'text image audio resource resource_link'.split()
+_CLOSE_SECONDS = 5.0
+# Calls in a row without a reply in time, after which the process of a server is started again.
+_MOST_UNANSWERED = 2
+# The library logs every bad message of a server, with its content; a failed call says what matters.
+for _name in ('mcp', 'client'):
+    logging.getLogger(_name).setLevel(logging.CRITICAL + 1)
+
+_Value = TypeVar('_Value')
+
+
+class RefusedCall(Exception):
+    """The server answered that it cannot run this call; the message is its own."""
+
+
+class _NotSent(Exception):
+    """The server cannot have seen the request."""
+
+
+class Connection:
+    """The sessions of one server. Its methods may be called from many threads.
+
+    Args:
+      server: with variables filled in.
+    """
+
+    def __init__(self, server: McpServer):
+        self.server = server
+        self._is_process = bool(server.command)
+        self._begin()
+        atexit.register(self.close)
+        # The sessions of a process that is forked stay its own.
+        os.register_at_fork(after_in_child=self._begin)
+
+    def _begin(self) -> None:
+        self._idle: list[_Session] = []
+        # Calls in a row that got no reply in time.
+        self._unanswered = 0
+        self._opening = asyncio.Lock()
+
+    def list_tools(self, seconds: float) -> list[mcp_types.Tool]:
+        """Returns the tools of the server; raises whatever the library does."""
+        return _result_of(self._list_tools(), seconds)
+
+    def call(
+        self, tool: str, arguments: dict[str, Any], seconds: float
+    ) -> mcp_types.CallToolResult:
+        """Returns the result of one call.
+
+        Raises:
+          TimeoutError: no result within that many seconds.
+          RefusedCall: the server refused the arguments.
+          Exception: anything else; the call may have been run.
+        """
+        return _result_of(self._call(tool, arguments), seconds)
+
+    def close(self) -> None:
+        """Ends the sessions and the server's process."""
+        with contextlib.suppress(Exception):
+            _result_of(self._close_all(), _CLOSE_SECONDS)
+
+    async def _close_all(self) -> None:
+        sessions, self._idle = self._idle, []
+        await asyncio.gather(*(session.close() for session in sessions))
+
+    async def _list_tools(self) -> list[mcp_types.Tool]:
+        session = await self._take()
+        self._give_back(session)
+        return session.tools
+
+    async def _call(self, tool: str, arguments: dict[str, Any]) -> mcp_types.CallToolResult:
+        try:
+            return await self._call_once(tool, arguments)
+        except _NotSent:
+            # A server that was started again does not know its earlier sessions.
+            return await self._call_once(tool, arguments)
+
+    async def _call_once(self, tool: str, arguments: dict[str, Any]) -> mcp_types.CallToolResult:
+        session = await self._take()
+        try:
+            reply = await session.run(session.call(tool, arguments))
+        except RefusedCall:
+            self._unanswered = 0
+            self._give_back(session)
+            raise
+        except BaseException as error:
+            is_late = isinstance(error, asyncio.CancelledError)
+            self._unanswered = self._unanswered + 1 if is_late else 0
+            # A session over HTTP may still get the late reply. That of a process goes on with its other calls, unless
+            # it answers none: then the process is started again.
+            hangs = self._unanswered >= _MOST_UNANSWERED
+            if not self._is_process or session.has_ended or hangs:
+                self._unanswered = 0
+                self._idle = [other for other in self._idle if other is not session]
+                session.abandon()
+            raise
+        self._unanswered = 0
+        self._give_back(session)
+        return reply
+
+    async def _take(self) -> _Session:
+        """Returns an open session; raises the cause if none can be opened."""
+        if not self._is_process:
+            while self._idle:
+                session = self._idle.pop()
+                if not session.has_ended:
+                    return session
+            return await _Session.opened(self.server)
+        async with self._opening:
+            self._idle = [session for session in self._idle if not session.has_ended]
+            if not self._idle:
+                self._idle.append(await _Session.opened(self.server))
+            return self._idle[0]
+
+    def _give_back(self, session: _Session) -> None:
+        if not self._is_process and not session.has_ended:
+            self._idle.append(session)
+
+
+_connections: dict[str, Connection] = {}
+
+
+def connection_to(server: McpServer) -> Connection:
+    """Returns the connection of this process to a server: training and evaluation use one, with one state."""
+    # All fields, also secrets: another key is another server.
+    key = repr(server)
+    if key not in _connections:
+        _connections[key] = Connection(server)
+    return _connections[key]
+
+
+def _result_of(coroutine: Coroutine[Any, Any, _Value], seconds: float) -> _Value:
+    """Runs a coroutine in the loop of all sessions and returns its result."""
+    return web.start(asyncio.wait_for(coroutine, seconds)).result()
+
+
+class _Session:
+    """One session. A task owns it from its beginning to its end, as the library demands.
+
+    Attributes:
+      tools: what the server listed when the session began.
+    """
+
+    def __init__(self, server: McpServer):
+        self._server = server
+        self._ready = asyncio.Event()
+        self._closing = asyncio.Event()
+        self._is_closed = False
+        self._client: mcp.Client
+        self.tools: list[mcp_types.Tool] = []
+        self._owner = asyncio.create_task(self._own())
+
+    @classmethod
+    async def opened(cls, server: McpServer) -> _Session:
+        session = cls(server)
+        try:
+            await session.run(session._ready.wait())
+        except BaseException:
+            session.abandon()
+            raise
+        return session
+
+    @property
+    def has_ended(self) -> bool:
+        return self._is_closed or self._owner.done()
+
+    async def _own(self) -> None:
+        async with mcp.Client(_transport(self._server), cache=None) as self._client:
+            self.tools = await self._listed()
+            self._ready.set()
+            await self._closing.wait()
+
+    async def _listed(self) -> list[mcp_types.Tool]:
+        """Returns the tools of the server."""
+        # Servers may list their tools on several pages, linked by cursors.
+        page = await self._client.list_tools()
+        tools = list(page.tools)
+        # An empty cursor is one too.
+        while page.next_cursor is not None:
+            cursor = page.next_cursor
+            page = await self._client.list_tools(cursor=cursor)
+            # Some servers mean the end by it, and then begin again.
+            if not cursor and page.tools == tools[: len(page.tools)]:
+                break
+            tools += page.tools
+            if len(tools) > _MAX_TOOLS or not page.tools:
+                raise ValueError(f'its list of tools has no end ({len(tools):,} so far)')
+        return tools
+
+    async def run(self, request: Awaitable[_Value]) -> _Value:
+        """Returns the result of a request, or raises why the session ended meanwhile."""
+        pending = asyncio.ensure_future(request)
+        try:
+            await asyncio.wait({pending, self._owner}, return_when=asyncio.FIRST_COMPLETED)
+            if pending.done() and not isinstance(pending.exception(), MCPError):
+                return pending.result()
+            error = pending.exception() if pending.done() else None
+            if isinstance(error, MCPError):
+                self._is_closed |= error.code == mcp_types.CONNECTION_CLOSED
+                # "Connection closed" says less than the session, which ends too, at the latest when its process has.
+                seconds = 3 * _END_SECONDS if self._is_closed else 0.2
+                await asyncio.wait({self._owner}, timeout=seconds)
+        finally:
+            if not pending.done():
+                pending.cancel()
+        if self._owner.done() and not self._owner.cancelled() and self._owner.exception():
+            cause = first_cause(self._owner.exception())
+            raise _NotSent(str(cause)) if isinstance(cause, httpx2.ConnectError) else cause
+        if not pending.done():
+            raise ConnectionError('the session ended')
+        return pending.result()
+
+    async def call(self, tool: str, arguments: dict[str, Any]) -> mcp_types.CallToolResult:
+        parameters = mcp_types.CallToolRequestParams(name=tool, arguments=arguments)
+        request = mcp_types.CallToolRequest(params=parameters)
+        # Not `call_tool`, which checks results against a schema of the server, and lists its tools for that.
+        try:
+            return await self._client.session.send_request(request, mcp_types.CallToolResult)
+        except MCPError as error:
+            if error.code == mcp_types.INVALID_PARAMS:
+                raise RefusedCall(error.error.message) from error
+            raise
+
+    def abandon(self) -> None:
+        """Ends the session in the background."""
+        self._closing.set()
+        if not self._ready.is_set():
+            self._owner.cancel()
+        # Without this line asyncio would log an exception that nobody asks for.
+        self._owner.add_done_callback(lambda task: task.cancelled() or task.exception())
+
+    async def close(self) -> None:
+        """Ends the session and waits for it."""
+        self.abandon()
+        await asyncio.wait({self._owner})
+
+
+def first_cause(error: BaseException | None) -> BaseException:
+    """Returns the innermost first error: task groups of the library wrap a cause, possibly several times."""
+    while isinstance(error, BaseExceptionGroup) and error.exceptions:
+        error = error.exceptions[0]
+    return error or ConnectionError('the session ended')
+
+
+# ---- transports ----------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def _transport(server: McpServer) -> AsyncIterator[tuple[Any, Any]]:
+    """Yields the streams of a server."""
+    async with contextlib.AsyncExitStack() as stack:
+        if server.command:
+            transport = process_transport(server)
+        else:
+            client = await stack.enter_async_context(web.open_client(server.headers, server.url))
+            client.event_hooks['response'].append(_check_session)
+            transport = streamable_http_client(
+                server.url, http_client=client, max_sse_event_size=web.MAX_REPLY_BYTES
+            )
+        read_stream, write_stream = await stack.enter_async_context(transport)
+        yield _ReadableResults(read_stream), write_stream
+
+
+async def _check_session(response: httpx2.Response) -> None:
+    """Raises _NotSent for a reply with which a server says that it does not know the session, whatever its body."""
+    if response.status_code == 404 and 'Mcp-Session-Id' in response.request.headers:
+        raise _NotSent('the server has ended the session')
+
+
+def speaks_sse(server: McpServer) -> bool:
+    """Returns whether a server speaks the earlier protocol, whose streams begin with an event 'endpoint'."""
+    try:
+        return 'event: endpoint' in _result_of(_first_event(server), _SSE_SECONDS)
+    except Exception:
+        return False
+
+
+async def _first_event(server: McpServer) -> str:
+    headers = {**server.headers, 'Accept': 'text/event-stream'}
+    async with (
+        web.open_client(headers, server.url) as client,
+        client.stream('GET', server.url) as response,
+    ):
+        return await anext(response.aiter_text(), '')
+
+
+class _ReadableResults:
+    """A stream of messages in which a text names each block of another kind, for which the library refuses a result."""
+
+    def __init__(self, stream: Any):
+        self._stream = stream
+
+    def __aiter__(self) -> _ReadableResults:
+        return self
+
+    async def __anext__(self) -> Any:
+        item = await self._stream.__anext__()
+        result = getattr(getattr(item, 'message', None), 'result', None)
+        if isinstance(result, dict) and isinstance(result.get('content'), list):
+            result['content'] = [_readable_block(block) for block in result['content']]
+        return item
+
+    async def __aenter__(self) -> _ReadableResults:
+        await self._stream.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self._stream.__aexit__(*error)
+
+
+def _readable_block(block: Any) -> Any:
+    kind = block.get('type') if isinstance(block, dict) else None
+    if not isinstance(kind, str) or kind in _KINDS:
+        return block
+    return {'type': 'text', 'text': f'[{kind[:40]}, not shown]'}
+
+
+# ---- processes -------------------------------------------------------------------------------------
+#
+# One JSON message a line, over standard input and output. The library's transport has no limit for a line.
+
+
+_END_SECONDS = 1.0  # for a process to end by itself, and again after SIGTERM
+_MAX_ERRORS = 2_000  # bytes of its standard error that are kept
+
+
+@contextlib.asynccontextmanager
+async def process_transport(server: McpServer) -> AsyncIterator[tuple[Any, Any]]:
+    """Starts the process and yields its streams of messages; ends the process at the end.
+
+    Raises:
+      OSError: the process cannot be started.
+      ConnectionError: it ended, or its message is too long; in an exception group.
+    """
+    process = await asyncio.create_subprocess_exec(
+        server.command,
+        *server.args,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        # Secrets of this process are none of the server's business: it gets PATH, HOME and the like.
+        env={**get_default_environment(), **server.env},
+        cwd=server.cwd,
+        limit=web.MAX_REPLY_BYTES,
+        # Ctrl-C ends the run, which ends the server after its last calls.
+        start_new_session=True,
+    )
+    errors = bytearray()
+    to_session, read_stream = anyio.create_memory_object_stream[Any](0)
+    write_stream, from_session = anyio.create_memory_object_stream[Any](0)
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_read_errors, process, errors)
+            tasks.start_soon(_read, process, to_session, errors)
+            tasks.start_soon(_write, process, from_session)
+            yield read_stream, write_stream
+            tasks.cancel_scope.cancel()
+    finally:
+        with anyio.CancelScope(shield=True):
+            await _end(process)
+            for stream in (to_session, read_stream, write_stream, from_session):
+                await stream.aclose()
+
+
+async def _read(process: asyncio.subprocess.Process, to_session: Any, errors: bytearray) -> None:
+    assert process.stdout is not None
+    while True:
+        try:
+            line = await process.stdout.readline()
+        except ValueError:
+            raise ConnectionError(web.TOO_LONG) from None
+        if not line:
+            status = await process.wait()
+            lines = errors.decode(errors='replace').strip().splitlines()
+            last = f': {lines[-1]}' if lines else ''
+            raise ConnectionError(f'its process ended with status {status}{last}')
+        try:
+            message = mcp_types.jsonrpc_message_adapter.validate_json(line, by_name=False)
+        except ValueError:
+            # Some servers print greetings. What looks like a reply would leave its call to the time limit.
+            if line.lstrip().startswith(b'{'):
+                raise ConnectionError('a reply that is no JSON-RPC message') from None
+            continue
+        await to_session.send(SessionMessage(message))
+
+
+async def _write(process: asyncio.subprocess.Process, from_session: Any) -> None:
+    assert process.stdin is not None
+    async for session_message in from_session:
+        text = session_message.message.model_dump_json(by_alias=True, exclude_unset=True)
+        process.stdin.write(f'{text}\n'.encode())
+        # The reader says why a process ended.
+        with contextlib.suppress(ConnectionError):
+            await process.stdin.drain()
+
+
+async def _read_errors(process: asyncio.subprocess.Process, errors: bytearray) -> None:
+    assert process.stderr is not None
+    while chunk := await process.stderr.read(65_536):
+        errors += chunk
+        del errors[:-_MAX_ERRORS]
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Closes the input of the process, which asks it to end, then ends it with all that it has started."""
+    assert process.stdin is not None
+    process.stdin.close()
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), _END_SECONDS)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, number)
+    await process.wait()

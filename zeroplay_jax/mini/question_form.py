@@ -1,0 +1,63 @@
+"""The questions that the packaged policies read: small as they are, they read no others."""
+
+from __future__ import annotations
+
+import itertools
+import pathlib
+import re
+from typing import NamedTuple
+
+from zeroplay_jax.mini.facts import RELATIONS
+from zeroplay_jax.policy.adapter_config import base_folder
+from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, ENGLISH_CHECKPOINT, PARTS_CHECKPOINT
+
+BLANK = '____'
+
+
+class QuestionForm(NamedTuple):
+    """The questions that a small policy reads.
+
+    Attributes:
+      pattern: what every such question contains.
+      hint: what the policy says of itself.
+    """
+
+    pattern: re.Pattern[str]
+    hint: str
+
+
+_RELATIONS = '|'.join(itertools.chain(*RELATIONS.values()))
+_BLANKS = QuestionForm(
+    re.compile(BLANK),
+    f'this policy fills in a blank: ask with a sentence of the texts, word for word, and {BLANK} in place of the words '
+    f'that you look for, such as "The village was founded by monks in {BLANK}."; it reads no other questions',
+)
+_WORLDS = QuestionForm(
+    re.compile(
+        rf'^(What is (the ({_RELATIONS}) of )+\w+\??|Describe (the ({_RELATIONS}) of )*\w+\.?)$'
+    ),
+    'this policy reads only sentences of the miniature world, such as python -m zeroplay_jax.mini.sample writes, and '
+    'questions such as "What is the job of the mayor of Fretes?"; for other English texts take --policy '
+    'zeroplay_jax/mini/english/clean, or a language model',
+)
+_FORMS = {
+    ENGLISH_CHECKPOINT: _BLANKS,
+    BUILT_IN_CHECKPOINT: _WORLDS,
+    PARTS_CHECKPOINT: _WORLDS,
+}
+
+
+def form_of(folder: pathlib.Path) -> QuestionForm | None:
+    """Returns the only questions that the policy in a checkpoint folder reads; None: any.
+
+    The tokenizer decides, because policies keep that of the checkpoint from which they were trained. That of an adapter
+    is in the folder of its base.
+
+    Raises:
+      UserError: the base of an adapter is not there.
+    """
+    tokenizer = (base_folder(folder) / 'tokenizer.json').read_bytes()
+    for checkpoint, form in _FORMS.items():
+        if tokenizer == (checkpoint / 'tokenizer.json').read_bytes():
+            return form
+    return None
