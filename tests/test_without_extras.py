@@ -9,8 +9,8 @@ LOADS_ALL = """
 import importlib, pathlib
 for path in sorted(pathlib.Path('zeroplay_jax').rglob('*.py')):
     name = '.'.join(path.with_suffix('').parts).removesuffix('.__init__')
-    # `main` and `evaluate` define flags of the same names.
-    if not name.endswith(('__main__', '.main')):
+    # They define flags of the same names as `evaluate`.
+    if not name.endswith(('__main__', '.main', '.plan')):
         importlib.import_module(name)
 """
 
