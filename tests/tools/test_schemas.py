@@ -92,6 +92,16 @@ def test_a_single_text_is_shown_as_the_tag_is_read(user_reads):
     user_reads(f'right: {shown}')
 
 
+def test_an_example_that_would_be_read_otherwise_is_not_shown():
+    tool = checked(of_value({'type': 'string', 'enum': ['a</lookup>']}))
+    tool.argument_hint = 'what to look for'
+    text = ''.join(syntax_of('search_r1').explain({'lookup': tool}))
+    assert '<lookup>…</lookup>' in text and as_json(tool.parameters) in text
+    assert shown_call('qwen', {'lookup': tool}).endswith(
+        '{"value": "a\\u003c/lookup>"}}</tool_call>'
+    )
+
+
 @pytest.mark.fault('F3', 'nested objects in the example')
 def test_a_description_becomes_the_example_only_if_it_is_short(user_reads):
     long = of_value({'type': 'string', 'description': 'The path of a file. ' * 20})
@@ -149,16 +159,15 @@ def test_a_deeply_nested_schema_is_one_line():
 def test_references_to_other_documents_are_never_followed(monkeypatch):
     """Neither at the check nor at a call that some other check let through."""
 
-    def fetch(*arguments, **settings):
-        raise AssertionError('something was fetched')
-
-    monkeypatch.setattr(urllib.request, 'urlopen', fetch)
+    fetched = []
+    monkeypatch.setattr(urllib.request, 'urlopen', fetched.append)
     for keyword in ('$ref', '$dynamicRef'):
         tool = Foreign(of_value({keyword: 'http://127.0.0.1:1/schema'}))
         with pytest.raises(ValueError):
             tool.check()
         with pytest.raises(Exception, match='(?i)unresolvable'):
             tool.validated({'value': 'x'})
+    assert not fetched
 
 
 @pytest.mark.fault('new-pattern', 'a catastrophic pattern')
@@ -180,7 +189,9 @@ def test_patterns_take_linear_time(keyword, user_reads):
     user_reads('right: matched by finite automata')
 
 
-@pytest.mark.parametrize('pattern', [r'^[\w-\.]+@([\w-]+\.)+[\w-]{2,4}$', r'^[\w-.]+$'])
+@pytest.mark.parametrize(
+    'pattern', [r'^[\w-\.]+@([\w-]+\.)+[\w-]{2,4}$', r'^[\w-.]+$', '^[a-z&&[^e]]+$']
+)
 @pytest.mark.fault('new-pattern', 'patterns that JavaScript alone reads')
 def test_a_pattern_for_javascript_alone_is_left_to_the_tool(caplog, pattern, user_reads):
     with caplog.at_level(logging.WARNING):

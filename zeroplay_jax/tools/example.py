@@ -61,8 +61,7 @@ def _example(
             part = lookup(schema['$ref']) if keyword == '$ref' else schema[keyword][0]
             return _example({**plain, **part}, lookup, text, steps // 2, hint)
     description = schema.get('description', '')
-    # A bracket could begin or end a tag of a call, and the schema is shown beside the example.
-    if 0 < len(description) <= _MAX_TEXT and not set(description) & set('<>\n\r'):
+    if 0 < len(description) <= _MAX_TEXT:
         text = description
     kinds = schema.get('type', 'object' if 'properties' in schema else 'string')
     kind = kinds if isinstance(kinds, str) else kinds[0]
