@@ -24,7 +24,6 @@ from zeroplay_jax.retrieval.types import SearchFailed
 from zeroplay_jax.selfplay.library import SearchableCorpus
 from zeroplay_jax.selfplay.schedule import all_steps
 from zeroplay_jax.tools.base import Tool, ToolResult, string_parameter
-from zeroplay_jax.tools.calculator import CalculatorTool
 from zeroplay_jax.training import build
 from zeroplay_jax.types import Trajectory, Turn, UserError
 
@@ -303,7 +302,6 @@ def test_every_wrong_call_has_the_answer_of_the_table(policy, index, tmp_path):
     (tmp_path / 'file').touch()
     (tmp_path / 'empty').mkdir()
     names = {'policy': policy, 'index': index, 'folder': tmp_path}
-    names['CalculatorTool'] = CalculatorTool
     check_table(CALLS, globals() | names, tmp_path)
 
 

@@ -155,13 +155,11 @@ def test_the_reference_has_what_recipes_of_others_import(user_reads):
 def test_the_tool_of_the_documentation_works():
     from zeroplay_jax.tools.base import Invocation
 
-    (example,) = [text for text in python_blocks('docs/tools.md') if 'class CalendarTool' in text]
-    names = {}
-    exec(compile(example, 'calendar', 'exec'), names)
-    tool = names['CalendarTool']()
-    arguments = tool.validated({'year': '1445'})
-    assert tool.run([Invocation(arguments)])[0].text == '2024'
-    assert tool.run([Invocation({'year': 'x'})])[0].error == 'no_year'
+    file = ROOT / 'examples/calculator/tool.py'
+    assert file.read_text() in python_blocks('docs/tools.md')
+    names = runpy.run_path(str(file))
+    arguments = names['Calculator']().validated({'expression': '(1998 - 1934) / 4'})
+    assert names['Calculator']().run([Invocation(arguments)])[0].text == '16'
 
 
 def test_the_page_about_python_runs(monkeypatch, capsys):

@@ -8,8 +8,7 @@ from run_records import change_record, write_record
 
 from zeroplay_jax.configs import quickstart
 from zeroplay_jax.tools.base import Tool, ToolResult, string_parameter
-from zeroplay_jax.tools.calculator import CalculatorTool
-from zeroplay_jax.tools.search import SearchTool
+from zeroplay_jax.tools.search import OpenTool, SearchTool
 from zeroplay_jax.training import run_folder
 from zeroplay_jax.types import UserError
 
@@ -61,13 +60,13 @@ def test_the_record_can_be_read(tmp_path):
 TOOLS = {
     'search': SearchTool(None),
     'weather': Weather(),
-    'calculator': CalculatorTool(),
+    'open': OpenTool(None),
     'windy': Weather('weather, now with wind'),
     'of a town': Weather(parameter='town'),
 }
 DIFFERENCES = {
     'search': 'solver: weather is missing',
-    'search, weather, calculator': 'solver: calculator is new',
+    'search, weather, open': 'solver: open is new',
     'weather, search': 'solver: the order was search, weather and is weather, search',
     'search, windy': (
         'weather differs in description (there "the weather of a city", now "weather, now'

@@ -58,7 +58,7 @@ EXAMPLES = """examples:
   python -m zeroplay_jax.ask --policy runs/quickstart/policy/solver "What is the teacher of the founder of Mimi?"
   python -m zeroplay_jax.ask --policy zeroplay_jax/mini/parts/base --policy runs/quickstart/policy/solver "…"
   python -m zeroplay_jax.ask --policy runs/own/policy/solver --index indexes/own --json "who wrote it" > answer.json
-  python -m zeroplay_jax.ask --policy Qwen2.5-3B-Instruct --syntax qwen --tools search,open,calculator
+  python -m zeroplay_jax.ask --policy Qwen2.5-3B-Instruct --syntax qwen --tools search,open
   python -m zeroplay_jax.ask --policy Qwen2.5-3B-Instruct --tools search --mcp-servers mcp.json
   python -m zeroplay_jax.ask --index http://127.0.0.1:8000 --topk 5 < questions.txt
   python -m zeroplay_jax.ask --policy runs/own/policy/solver --config.rollout.turn_tokens=256 "who wrote it"

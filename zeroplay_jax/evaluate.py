@@ -271,7 +271,7 @@ def _check_answering(ways: Sequence[str], tools: Sequence[str]) -> None:
     if other and ways != ['search']:
         raise UserError(f'{flag}: {other} is for --answering=search; leave one out')
     # A server or a package may offer a search, too; that is known once it is loaded.
-    if {'retrieve', 'interleave'} & set(ways) and set(tools) <= {'open', 'calculator'}:
+    if {'retrieve', 'interleave'} & set(ways) and set(tools) <= {'open'}:
         raise UserError(f'{flag}: needs a search; add search to config.tools.names')
 
 

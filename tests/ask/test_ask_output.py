@@ -75,7 +75,7 @@ def test_every_tool_is_called_and_its_result_is_printed(ask_scripted, index):
         '<calculator>import os</calculator>',
         '<answer>16</answer>',
     ]
-    tools = '--tools=search, open,calculator'
+    tools = '--tools=search, open,examples.calculator.tool:Calculator'
     lines = ask_scripted(turns, f'--index={index}', tools, '--turns=6', '--topk=1').splitlines()
     assert lines[:2] == ['think     look', f'search    {NAME}']
     assert lines[2].startswith(f'  [1]     {NAME}: ')
@@ -87,7 +87,7 @@ def test_every_tool_is_called_and_its_result_is_printed(ask_scripted, index):
         '          16',
         'calculator import os',
     ]
-    assert lines[11].startswith('error     The arguments of calculator are not valid')
+    assert lines[11].startswith('error     The expression has no value')
     assert lines[12:] == ['answer    16']
 
 
@@ -117,7 +117,12 @@ def test_calls_are_named_by_their_tool_in_json(ask_scripted, server, exported):
         '<tool_call>{"name": "bing", "arguments": {}}</tool_call>',
         '<answer>42</answer>',
     ]
-    arguments = ['--syntax=qwen', '--tools=search,calculator', f'--index={address}', '--json']
+    arguments = [
+        '--syntax=qwen',
+        '--tools=search,examples.calculator.tool:Calculator',
+        f'--index={address}',
+        '--json',
+    ]
     record = json.loads(ask_scripted(turns, *arguments, policy=exported))
     first, second, last = (turn['call'] for turn in record['turns'])
     assert (first['tool'], first['arguments'], first['text']) == (

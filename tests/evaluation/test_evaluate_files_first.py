@@ -57,7 +57,7 @@ def test_a_request_that_cannot_be_sent_is_refused(name, user_reads):
     ('flags', 'line'),
     [
         (
-            '--answering=direct,retrieve --config.tools.names=("calculator",)',
+            '--answering=direct,retrieve --config.tools.names=("open",)',
             'needs a search; add search to',
         ),
         ('--sets=average.jsonl', 'two sets have one name, or one that of the average; rename'),

@@ -121,7 +121,11 @@ def test_a_missing_package_is_one_line(monkeypatch):
 
 def test_a_config_has_the_servers_tools_beside_others(server):
     config = common.get_config()
-    config.tools.update(names=('calculator', 'mcp'), mcp_servers=server.url, mcp_seconds=SECONDS)
+    config.tools.update(
+        names=('examples.calculator.tool:Calculator', 'mcp'),
+        mcp_servers=server.url,
+        mcp_seconds=SECONDS,
+    )
     assert list(registry.build_tools(config, None)) == ['calculator', 'add', 'refuse', 'wait']
 
 

@@ -5,9 +5,9 @@ import time
 import pytest
 from scripted_rollouts import play
 
+from examples.calculator.tool import Calculator
 from zeroplay_jax.rollout.call_syntax import syntax_of
 from zeroplay_jax.tools.base import Tool, ToolResult
-from zeroplay_jax.tools.calculator import CalculatorTool
 
 pytest.importorskip('mcp')
 pytest.importorskip('zeroplay_jax.extras.mcp')
@@ -42,7 +42,7 @@ def test_a_server_killed_during_a_call_is_an_observation(scripted, tmp_path, syn
     server = Server(waits)
     try:
         tools = {tool.name: tool for tool in mcp_tools.list_tools(server.url, call_seconds=60.0)}
-        tools |= {'kill': Kill(server, waits), 'calculator': CalculatorTool()}
+        tools |= {'kill': Kill(server, waits), 'calculator': Calculator()}
         write = syntax_of(syntax).write_call
         sums = [write(tools['calculator'], {'expression': text}) for text in ('2 * 3', '1 + 1')]
         caller = [

@@ -12,7 +12,6 @@ from zeroplay_jax.tools.base import (
     Invocation,
     Tool,
 )
-from zeroplay_jax.tools.calculator import CalculatorTool
 from zeroplay_jax.tools.search import OpenTool, SearchTool
 
 
@@ -90,7 +89,6 @@ def test_the_table():
         'weather': Weather(),
         'searching': SearchTool(None),
         'opening': OpenTool(library),
-        'calculator': CalculatorTool(),
     }
     names = globals() | {name: Checked(tool) for name, tool in tools.items()}
     check_table(pathlib.Path(__file__).parent / 'tools.txt', names, error=Refusal)

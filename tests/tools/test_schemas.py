@@ -1,4 +1,4 @@
-"""Schemas of others: the call that a prompt shows is valid and is read as shown; hostile schemas end soon."""
+"""Schemas of others: an example call that a prompt shows is valid and is read as shown; hostile schemas end soon."""
 
 import copy
 import json
@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 from schemas import Schemas
 
-from zeroplay_jax.rollout.call_syntax import SYNTAXES, syntax_of
+from zeroplay_jax.rollout.call_syntax import SYNTAXES, as_json, syntax_of
 from zeroplay_jax.tools.base import InvalidArguments, Tool, ToolResult
 
 
@@ -41,76 +41,80 @@ CASES = json.loads((pathlib.Path(__file__).parent / 'foreign_schemas.json').read
 
 
 def shown_call(syntax, tools):
-    """The text of the example in the prompt, with the tags around it."""
-    parts = syntax_of(syntax).explain_call(*tools.values())
-    return ''.join(parts[:3])
+    """The text of the call in the prompt, with the tags around it."""
+    return ''.join(syntax_of(syntax).explain(tools)[2:5]).removesuffix('. ').removesuffix('; ')
 
 
-def check_round_trip(parameters):
-    """The example is valid under the reference's check, and every syntax reads it as it shows it."""
+def check_prompt(parameters):
+    """A valid example is shown, which every syntax reads as it shows it; else names and dots, and the schema."""
     tool = checked(copy.deepcopy(parameters))
-    reference = jsonschema.validators.validator_for(
-        parameters, default=jsonschema.Draft202012Validator
-    )
-    reference(parameters).validate(tool.example_arguments)
+    example = tool.example_arguments
+    if example is not None:
+        draft = jsonschema.validators.validator_for(
+            parameters, default=jsonschema.Draft202012Validator
+        )
+        draft(parameters).validate(example)
     tools = {'lookup': tool}
     for name, syntax in SYNTAXES.items():
-        syntax.check_examples(tools)
-        example = tool.example_arguments
-        for text in (shown_call(name, tools), syntax.write_call(tool, example)):
-            call = syntax.parse(f'I think. {text.removesuffix(". ")}', tools)
-            assert (call.error, call.arguments) == (None, example), (name, text, call.text)
+        text = ''.join(syntax.explain(tools))
+        is_shown = syntax._example(tool, tools) is not None
+        if is_shown:
+            for written in (shown_call(name, tools), syntax.write_call(tool, example)):
+                call = syntax.parse(f'I think. {written}', tools)
+                assert (call.error, call.arguments) == (None, example), (name, written, call.text)
+        assert is_shown or all(part in text for part in ('…', as_json(parameters)))
     return tool
 
 
 @pytest.mark.parametrize('seed', range(25))
 def test_examples_of_random_schemas_are_valid_and_read_as_shown(seed):
     for number in range(12):
-        check_round_trip(Schemas(f'{seed} {number}').arguments())
+        check_prompt(Schemas(f'{seed} {number}').arguments())
 
 
-@pytest.mark.parametrize(('schema', 'root', 'in_prompt'), CASES['allowed'])
+@pytest.mark.parametrize(('schema', 'root', 'example'), CASES['allowed'])
 @pytest.mark.fault('third-13', 'schemas with enum, $ref, pattern, bounds, const, anyOf, nested')
-def test_what_is_allowed_reaches_the_prompt_and_its_example(schema, root, in_prompt, user_reads):
-    tool = check_round_trip(of_value(schema, **root))
+def test_what_is_allowed_reaches_the_prompt_and_its_example(schema, root, example, user_reads):
+    parameters = of_value(schema, **root)
+    tool = check_prompt(parameters)
     explained = ''.join(syntax_of('qwen').explain({'lookup': tool}))
-    assert in_prompt in explained and 'Arguments: value: ' in explained
+    assert f' Arguments: {as_json(parameters)}.' in explained
+    assert tool.example_arguments == (None if example is None else {'value': example})
     user_reads(f'right: example {json.dumps(tool.example_arguments)}')
 
 
 @pytest.mark.fault('F1', 'a tool with one text argument under the tag syntaxes')
 def test_a_single_text_is_shown_as_the_tag_is_read(user_reads):
     schema = {'type': 'object', 'properties': {'path': {'type': 'string'}}, 'required': ['path']}
-    tool = check_round_trip(schema)
-    shown = shown_call('search_r1', {'lookup': tool})
-    assert shown == '<lookup>path</lookup>; '
+    check_prompt(schema)
+    shown = shown_call('search_r1', {'lookup': checked(schema)})
+    assert shown == '<lookup>path</lookup>'
     user_reads(f'right: {shown}')
+
+
+def test_an_example_that_would_be_read_otherwise_is_not_shown():
+    tool = checked(of_value({'type': 'string', 'enum': ['a</lookup>']}))
+    tool.argument_hint = 'what to look for'
+    text = ''.join(syntax_of('search_r1').explain({'lookup': tool}))
+    assert '<lookup>…</lookup>' in text and as_json(tool.parameters) in text
+    assert shown_call('qwen', {'lookup': tool}).endswith(
+        '{"value": "a\\u003c/lookup>"}}</tool_call>'
+    )
 
 
 @pytest.mark.fault('F3', 'nested objects in the example')
 def test_a_description_becomes_the_example_only_if_it_is_short(user_reads):
     long = of_value({'type': 'string', 'description': 'The path of a file. ' * 20})
-    assert check_round_trip(long).example_arguments == {'value': 'value'}
+    assert check_prompt(long).example_arguments == {'value': 'value'}
     short = of_value({'type': 'string', 'description': 'what to look for'})
-    assert check_round_trip(short).example_arguments == {'value': 'what to look for'}
-    zone = "IANA timezone name (e.g., 'America/New_York', 'Europe/London'). Use 'UTC' as local timezone."
-    quoted = of_value({'type': 'string', 'description': zone})
-    assert check_round_trip(quoted).example_arguments == {'value': 'America/New_York'}
+    assert check_prompt(short).example_arguments == {'value': 'what to look for'}
     user_reads('right: the name or a short description')
 
 
-EXPLODING = {f'a{n}': {'allOf': [{'$ref': f'#/$defs/a{n - 1}'}] * 2} for n in range(1, 20)}
-EXPLODING['a0'] = {'type': 'string'}
+LARGE = (of_value({'type': 'string'}, note='x' * 300_000), 'characters, more than')
 
 
-# Larger than what a person would write.
-LARGE = [
-    (of_value({'$ref': '#/$defs/a19'}, **{'$defs': EXPLODING}), 'example'),
-    (of_value({'type': 'string'}, note='x' * 300_000), 'characters, more than'),
-]
-
-
-@pytest.mark.parametrize(('schema', 'line'), [*CASES['refused'], *LARGE])
+@pytest.mark.parametrize(('schema', 'line'), [*CASES['refused'], LARGE])
 @pytest.mark.fault('new-schema', 'schemas that fetch, contradict themselves or are not valid')
 def test_a_schema_that_cannot_be_used_is_one_line(schema, line, user_reads):
     with pytest.raises(ValueError) as refusal:
@@ -118,6 +122,30 @@ def test_a_schema_that_cannot_be_used_is_one_line(schema, line, user_reads):
     assert line in str(refusal.value) and '\n' not in str(refusal.value)
     assert str(refusal.value).startswith('lookup: its JSON schema ')
     user_reads(refusal.value)
+
+
+EXPLODING = {f'a{n}': {'allOf': [{'$ref': f'#/$defs/a{n - 1}'}] * 2} for n in range(1, 20)}
+EXPLODING['a0'] = {'type': 'string'}
+
+
+@pytest.mark.parametrize('schema', CASES['impossible'])
+@pytest.mark.fault('new-schema', 'schemas that contradict themselves')
+def test_a_schema_without_valid_arguments_is_shown_and_its_calls_get_a_sentence(schema, user_reads):
+    tool = check_prompt(of_value(schema))
+    assert tool.example_arguments is None
+    with pytest.raises(InvalidArguments) as refusal:
+        tool.validated({'value': {'value': [1]}})
+    assert 0 < len(refusal.value.detail) <= 160
+    user_reads(refusal.value.detail)
+
+
+@pytest.mark.fault('new-schema', 'choices of references that double 19 times')
+def test_a_check_follows_a_limited_number_of_references(user_reads):
+    tool = check_prompt(of_value({'$ref': '#/$defs/a19'}, **{'$defs': EXPLODING}))
+    assert tool.example_arguments is None
+    with pytest.raises(InvalidArguments, match='follows too many references') as refusal:
+        tool.validated({'value': 'x'})
+    user_reads(refusal.value.detail)
 
 
 def test_a_deeply_nested_schema_is_one_line():
@@ -131,16 +159,15 @@ def test_a_deeply_nested_schema_is_one_line():
 def test_references_to_other_documents_are_never_followed(monkeypatch):
     """Neither at the check nor at a call that some other check let through."""
 
-    def fetch(*arguments, **settings):
-        raise AssertionError('something was fetched')
-
-    monkeypatch.setattr(urllib.request, 'urlopen', fetch)
+    fetched = []
+    monkeypatch.setattr(urllib.request, 'urlopen', fetched.append)
     for keyword in ('$ref', '$dynamicRef'):
         tool = Foreign(of_value({keyword: 'http://127.0.0.1:1/schema'}))
         with pytest.raises(ValueError):
             tool.check()
-        with pytest.raises(Exception, match='(?i)unresolvable|NoSuchResource|not of'):
+        with pytest.raises(Exception, match='(?i)unresolvable'):
             tool.validated({'value': 'x'})
+    assert not fetched
 
 
 @pytest.mark.fault('new-pattern', 'a catastrophic pattern')
@@ -162,7 +189,9 @@ def test_patterns_take_linear_time(keyword, user_reads):
     user_reads('right: matched by finite automata')
 
 
-@pytest.mark.parametrize('pattern', [r'^[\w-\.]+@([\w-]+\.)+[\w-]{2,4}$', r'^[\w-.]+$'])
+@pytest.mark.parametrize(
+    'pattern', [r'^[\w-\.]+@([\w-]+\.)+[\w-]{2,4}$', r'^[\w-.]+$', '^[a-z&&[^e]]+$']
+)
 @pytest.mark.fault('new-pattern', 'patterns that JavaScript alone reads')
 def test_a_pattern_for_javascript_alone_is_left_to_the_tool(caplog, pattern, user_reads):
     with caplog.at_level(logging.WARNING):
@@ -181,13 +210,13 @@ def test_a_pattern_beyond_the_linear_engine_is_named_and_left_to_the_tool(caplog
 @pytest.mark.parametrize('number', [float('nan'), float('inf'), [float('-inf')]])
 def test_numbers_that_are_no_json_are_refused(number):
     tool = checked(of_value({}))
-    with pytest.raises(InvalidArguments, match='not finite'):
+    with pytest.raises(InvalidArguments, match='not JSON compliant'):
         tool.validated({'value': number})
 
 
 def test_a_pattern_in_the_dialect_of_javascript_is_read():
     tool = checked(of_value({'type': 'string', 'pattern': '^(?<year>\\d{4})$'}))
-    assert tool.validated(tool.example_arguments) == {'value': '1111'}
+    assert tool.validated({'value': '1111'})
     words = checked(of_value({'type': 'string', 'pattern': '^\\p{L}+$'}))
     assert words.validated({'value': 'Straße'})
     with pytest.raises(InvalidArguments):
@@ -201,4 +230,4 @@ def test_names_of_arguments_are_no_keywords():
         'properties': {name: {'type': 'string'} for name in names},
         'required': list(names),
     }
-    check_round_trip(schema)
+    assert check_prompt(schema).example_arguments == {name: name for name in names}

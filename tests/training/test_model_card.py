@@ -101,7 +101,7 @@ def test_the_card_names_base_recipe_roles_prompt_and_stop_strings(export):
 @pytest.mark.parametrize('syntax', ['search_r1', 'r_search'])
 def test_a_card_from_the_records_of_a_run_is_that_of_the_run(recipe, syntax):
     config = common.get_config(recipe)
-    config.tools.update(syntax=syntax, names=('search', 'open', 'calculator'))
+    config.tools.update(syntax=syntax, names=('search', 'open'))
     config.weights = 'shared' if recipe == 'ssp' else 'separate'
     codec = open_codec(CLEAN)
     tools = build_tools(config, SearchableCorpus(None, 3, 200))

@@ -46,18 +46,21 @@ class CallSyntax(abc.ABC):
     Attributes:
       name: its value in `config.tools.syntax`.
       passage_style: layout of passages, see `passages_text`.
+      tag: name of the tag around a call; '': that of the tool.
       result_tag: name of the tag around a result; '' if there is none.
       writes_messages: whether results are messages of the chat template.
     """
 
     name: str
     passage_style: str
+    tag: str = ''
     result_tag: str = ''
     writes_messages: bool = False
 
-    @abc.abstractmethod
     def stop_strings(self, tools: Tools) -> tuple[str, ...]:
         """Strings that end a turn with a call."""
+        tags = dict.fromkeys(self.tag or name for name in tools)
+        return tuple(f'</{tag}>' for tag in tags)
 
     def explain(self, tools: Tools) -> list[str]:
         """The prompt's explanation of the tools, in parts; phrases of the tools are `Untrusted`."""
@@ -65,22 +68,41 @@ class CallSyntax(abc.ABC):
         for tool in tools.values():
             if parts:
                 parts.append(' ')
+            example = self._example(tool, tools)
+            dots = dict.fromkeys(tool.parameters.get('required', ()), '…')
+            shown = dots if example is None else example
             # A tool's phrases may come from outside (an MCP server): they must not become control
             # tokens. The tags around them must, or the policy would see other ids than it samples.
             parts.append(Untrusted(tool.introduction))
             parts.append(', write ')
-            parts += self.explain_call(tool)
-            if tool.explanation:
-                parts.append(Untrusted(tool.explanation))
+            parts.append(f'<{self.tag or tool.name}>')
+            parts.append(Untrusted(self.call_text(tool, shown)))
+            parts += self.explain_result(tool)
+            explained = _explained_arguments(tool, example)
+            if explained:
+                parts.append(Untrusted(explained))
         return parts
 
-    @abc.abstractmethod
-    def explain_call(self, tool: Tool) -> list[str]:
-        """An example call and what the policy gets back, in parts: completes 'To use …, write '."""
+    def _example(self, tool: Tool, tools: Tools) -> Json | None:
+        """Returns arguments that can be shown; None if the tool has none, or the call would not be read as shown."""
+        example = tool.example_arguments
+        if example is None:
+            return None
+        read = self.read_call(self.write_call(tool, example), tools)
+        return example if read == (tool.name, example, None) else None
 
     @abc.abstractmethod
+    def call_text(self, tool: Tool, arguments: Json) -> str:
+        """A call as a policy writes it, without the tags."""
+
+    @abc.abstractmethod
+    def explain_result(self, tool: Tool) -> list[str]:
+        """The end of a call and what the policy gets back, in parts."""
+
     def write_call(self, tool: Tool, arguments: Json) -> str:
         """A call as a policy writes it."""
+        tag = self.tag or tool.name
+        return f'<{tag}>{self.call_text(tool, arguments)}</{tag}>'
 
     @abc.abstractmethod
     def read_call(self, text: str, tools: Tools) -> tuple[str, Any, str | None]:
@@ -88,17 +110,6 @@ class CallSyntax(abc.ABC):
 
         The error code is None if the call was parsed; the arguments are not checked yet.
         """
-
-    def check_examples(self, tools: Tools) -> None:
-        """Raises ValueError for a tool whose example call this syntax would not read as the prompt shows it."""
-        for tool in tools.values():
-            example = tool.example_arguments
-            name, arguments, error = self.read_call(self.write_call(tool, example), tools)
-            if error is not None or name != tool.name or arguments != example:
-                raise ValueError(
-                    f'the call {as_json(example)[:200]} of the tool {tool.name!r} cannot be written with '
-                    f'tools.syntax={self.name}; take another syntax, or leave the tool out'
-                )
 
     @abc.abstractmethod
     def wrap(self, codec: Codec, text: str, limit: int) -> Int[np.ndarray, ' tokens']:
@@ -161,20 +172,25 @@ class CallSyntax(abc.ABC):
 
     def call_body(self, text: str, tools: Tools) -> tuple[str, str] | None:
         """Returns (opening tag, text inside) of the turn's only call; None without a call or with more than one."""
-        openings = []
-        for tag in self.opening_tags(tools):
-            openings += [tag] * text.count(tag)
+        openings = [tag for tag in self.opening_tags(tools) if tag in text]
         # A second opening makes the call ambiguous. Running the last one would reward a policy for
         # writing calls, and results, inside its own text.
-        if len(openings) != 1:
+        if len(openings) != 1 or text.count(openings[0]) != 1:
             return None
         opening = openings[0]
-        closing = opening.replace('<', '</')
-        pattern = f'{re.escape(opening)}(.*?){re.escape(closing)}'
-        bodies = re.findall(pattern, text, re.DOTALL)
-        if len(bodies) != 1:
-            return None
-        return opening, bodies[0]
+        _, _, rest = text.partition(opening)
+        body, closing, _ = rest.partition(opening.replace('<', '</'))
+        return (opening, body) if closing else None
+
+
+def _explained_arguments(tool: Tool, example: Json | None) -> str:
+    """Returns what a prompt says about the arguments beside their example; '' if it says all."""
+    properties = tool.parameters.get('properties', {})
+    if example is None or (properties and not tool.argument_hint):
+        return f' Arguments: {as_json(tool.parameters)}.'
+    required = tool.parameters.get('required', ())
+    optional = [name for name in properties if name not in required]
+    return f' Optional arguments: {", ".join(optional)}.' if optional else ''
 
 
 def _capitalised(phrase: str) -> str:
@@ -205,20 +221,20 @@ class TagSyntax(CallSyntax):
     passage_style = 'search_r1'
     result_tag = 'information'
 
-    def stop_strings(self, tools: Tools) -> tuple[str, ...]:
-        return tuple(f'</{name}>' for name in tools)
+    def explain_result(self, tool: Tool) -> list[str]:
+        between = f' back between <{self.result_tag}> and </{self.result_tag}>.'
+        return [f'</{tool.name}>; ', Untrusted(tool.returns), between]
 
-    def explain_call(self, tool: Tool) -> list[str]:
-        return [
-            f'<{tool.name}>',
-            Untrusted(_tag_body(tool, tool.example_arguments)),
-            f'</{tool.name}>; ',
-            Untrusted(tool.returns),
-            f' back between <{self.result_tag}> and </{self.result_tag}>.',
-        ]
-
-    def write_call(self, tool: Tool, arguments: Json) -> str:
-        return f'<{tool.name}>{_tag_body(tool, arguments)}</{tool.name}>'
+    def call_text(self, tool: Tool, arguments: Json) -> str:
+        # Plain text if it is read as these arguments, or else JSON.
+        if tool.tag_parameter is not None and set(arguments) == {tool.tag_parameter}:
+            value = arguments[tool.tag_parameter]
+            if _fills_list(tool):
+                # A tag holds one text, also where the parameter is a list of texts.
+                return value[0]
+            if _tag_arguments(tool, value) == arguments:
+                return value
+        return arguments_as_json(arguments)
 
     def read_call(self, text: str, tools: Tools) -> tuple[str, Any, str | None]:
         call = self.call_body(text, tools)
@@ -240,18 +256,6 @@ class TagSyntax(CallSyntax):
         # Cut by tokens and not by characters, because `limit` is a number of tokens.
         body = codec.encode_start(text, body_limit)
         return np.asarray(head + body + tail, np.int32)
-
-
-def _tag_body(tool: Tool, arguments: Json) -> str:
-    """Returns the text of a tag that `_tag_arguments` reads as these arguments: plain if it can be, or else JSON."""
-    if tool.tag_parameter is not None and set(arguments) == {tool.tag_parameter}:
-        value = arguments[tool.tag_parameter]
-        if _fills_list(tool):
-            # A tag holds one text, also where the parameter is a list of texts.
-            return value[0]
-        if _tag_arguments(tool, value) == arguments:
-            return value
-    return arguments_as_json(arguments)
 
 
 def _fills_list(tool: Tool) -> bool:
@@ -291,17 +295,9 @@ class RSearchSyntax(TagSyntax):
 
 
 class MessageSyntax(CallSyntax):
-    """Base of syntaxes whose results are messages of the checkpoint's chat template (`ChatTemplate.tool_role`).
+    """Base of syntaxes whose results are messages of the checkpoint's chat template (`ChatTemplate.tool_role`)."""
 
-    Attributes:
-      stop_string: ends a call of any tool.
-    """
-
-    stop_string: str
     writes_messages = True
-
-    def stop_strings(self, tools: Tools) -> tuple[str, ...]:
-        return (self.stop_string,) if tools else ()
 
     def message_content(self, text: str) -> str:
         """Content of the tool message."""
@@ -330,25 +326,17 @@ class QwenSyntax(MessageSyntax):
 
     name = 'qwen'
     passage_style = 'verl'
-    stop_string = '</tool_call>'
+    tag = 'tool_call'
     # Written by the chat template.
     result_tag = 'tool_response'
 
-    def explain_call(self, tool: Tool) -> list[str]:
-        call = {'name': tool.name, 'arguments': tool.example_arguments}
-        note = ''
-        if tool.note:
-            note = f'; {tool.note}'
-        return [
-            '<tool_call>',
-            Untrusted(arguments_as_json(call)),
-            '</tool_call>',
-            Untrusted(f'{note}. {_capitalised(tool.returns)} back as a tool response.'),
-        ]
+    def explain_result(self, tool: Tool) -> list[str]:
+        note = f'; {tool.note}' if tool.note else ''
+        returned = f'{note}. {_capitalised(tool.returns)} back as a tool response.'
+        return [f'</{self.tag}>', Untrusted(returned)]
 
-    def write_call(self, tool: Tool, arguments: Json) -> str:
-        call = {'name': tool.name, 'arguments': dict(arguments)}
-        return f'<tool_call>\n{arguments_as_json(call)}\n</tool_call>'
+    def call_text(self, tool: Tool, arguments: Json) -> str:
+        return arguments_as_json({'name': tool.name, 'arguments': arguments})
 
     def read_call(self, text: str, tools: Tools) -> tuple[str, Any, str | None]:
         call_body = self.call_body(text, tools)
@@ -374,57 +362,39 @@ class OlmoSyntax(MessageSyntax):
 
     name = 'olmo'
     passage_style = 'search_r1'
-    stop_string = '</function_calls>'
-    # Tool → (argument that the policy writes, parameter that it fills). OLMo's search takes one `query`;
-    # this project's takes a list of them.
-    _ALIASES = {'search': ('query', 'query_list')}
+    tag = 'function_calls'
 
-    def explain_call(self, tool: Tool) -> list[str]:
-        return [
-            '<function_calls>',
-            Untrusted(self._function_call(tool, tool.example_arguments)),
-            '</function_calls>. ',
-            Untrusted(f'{_capitalised(tool.returns)} back as a message of the environment.'),
-        ]
+    def explain_result(self, tool: Tool) -> list[str]:
+        returned = f'{_capitalised(tool.returns)} back as a message of the environment.'
+        return [f'</{self.tag}>. ', Untrusted(returned)]
 
-    def write_call(self, tool: Tool, arguments: Json) -> str:
-        return f'<function_calls>{self._function_call(tool, arguments)}</function_calls>'
-
-    def _function_call(self, tool: Tool, arguments: Json) -> str:
-        """Returns a call as the policy writes it between the tags; of a list for an alias only the first entry."""
-        alias, parameter = self._alias(tool)
-        written_arguments = []
-        for name, value in arguments.items():
-            if name == parameter:
-                name = alias
-                value = value[0]
-            written_arguments.append(f'{name}={arguments_as_json(value)}')
-        return f'{tool.name}({", ".join(written_arguments)})'
-
-    def _alias(self, tool: Tool | None) -> tuple[str, str]:
-        """Returns (argument that the policy writes, parameter that it fills); ('', '') for most tools."""
-        alias, parameter = self._ALIASES.get(tool.name if tool else '', ('', ''))
-        is_search = tool is not None and tool.tag_parameter == parameter and _fills_list(tool)
-        return (alias, parameter) if is_search else ('', '')
+    def call_text(self, tool: Tool, arguments: Json) -> str:
+        if _is_search(tool):
+            arguments = {'query': arguments['query_list'][0]}
+        written = [f'{name}={arguments_as_json(value)}' for name, value in arguments.items()]
+        return f'{tool.name}({", ".join(written)})'
 
     def read_call(self, text: str, tools: Tools) -> tuple[str, Any, str | None]:
-        malformed = ('', None, 'malformed')
         call_body = self.call_body(text, tools)
-        if call_body is None:
-            return malformed
-        call = read_function_call(call_body[1])
+        call = read_function_call(call_body[1]) if call_body else None
         if call is None:
-            return malformed
+            return '', None, 'malformed'
         name, arguments = call
-        alias, parameter = self._alias(tools.get(name))
-        if _only_search(tools) and set(arguments) != {'query'}:
-            return malformed
-        if parameter:
-            # Checkpoints were trained with errors for search(query="…", k=3) and the like.
-            if set(arguments) != {alias}:
-                return malformed
-            arguments = {parameter: [arguments[alias]]}
+        # OLMo's search takes one `query`; this project's takes a list of them.
+        takes_query = _is_search(tools.get(name))
+        # Checkpoints were trained with errors for search(query="…", k=3) and the like.
+        if (takes_query or _only_search(tools)) and set(arguments) != {'query'}:
+            return '', None, 'malformed'
+        if takes_query:
+            arguments = {'query_list': [arguments['query']]}
         return _known_tool(name, arguments, tools)
+
+
+def _is_search(tool: Tool | None) -> bool:
+    """Returns whether a tool is the built-in search, or one like it."""
+    if tool is None or tool.name != 'search':
+        return False
+    return tool.tag_parameter == 'query_list' and _fills_list(tool)
 
 
 def _only_search(tools: Tools) -> bool:
@@ -468,13 +438,7 @@ SYNTAXES: dict[str, CallSyntax] = {
 
 
 def syntax_of(name: str) -> CallSyntax:
-    """Returns the call syntax of a `config.tools.syntax`.
-
-    Raises:
-      ValueError: there is no syntax of that name; the message lists all names.
-    """
-    if name not in SYNTAXES:
-        raise ValueError(f'tools.syntax={name!r} is unknown; choose one of {", ".join(SYNTAXES)}')
+    """Returns the call syntax of a `config.tools.syntax`."""
     return SYNTAXES[name]
 
 
@@ -488,10 +452,8 @@ def syntax_for(config) -> CallSyntax:
 # Arguments as JSON, and calls in the form of a Python function call.
 
 
-# A call in the form of a Python function call, and what separates its keyword arguments.
+# A call in the form of a Python function call.
 _FUNCTION_CALL = re.compile(r'\s*([\w-]+)\((.*)\)\s*', re.DOTALL)
-_SPACE = re.compile(r'\s*')
-_SEPARATOR = re.compile(r'\s*(,|$)')
 # Begins what may be a tag, within a text of an argument.
 _TAG_START = re.compile(r'<(?=[/A-Za-z_])')
 
@@ -512,33 +474,26 @@ def read_function_call(text: str) -> tuple[str, dict[str, Any]] | None:
     call = _FUNCTION_CALL.fullmatch(text)
     if call is None:
         return None
-    arguments = _keyword_arguments(call[2])
-    return None if arguments is None else (call[1], arguments)
-
-
-def _keyword_arguments(text: str) -> dict[str, Any] | None:
-    """Returns the arguments of 'name=JSON, name=JSON' as a dict; None for any other text."""
     # Values are read by a JSON decoder and never evaluated as Python, because the text comes from a model.
     # strict=False accepts line feeds in texts.
     decoder = json.JSONDecoder(strict=False)
-    arguments = {}
-    position = 0
-    while text.strip():
-        equals = text.find('=', position)
+    arguments: dict[str, Any] = {}
+    rest = call[2]
+    has_more = bool(rest.strip())
+    while has_more:
         # Names are those of a schema, which need not be names of Python.
-        name = text[position : max(equals, position)].strip()
+        written_name, _, rest = rest.partition('=')
+        name = written_name.strip()
+        rest = rest.lstrip()
         if not name or name in arguments:
             return None
         try:
-            begin = _SPACE.match(text, equals + 1).end()  # type: ignore[union-attr]
-            value, position = decoder.raw_decode(text, begin)
+            arguments[name], end = decoder.raw_decode(rest)
         except (ValueError, RecursionError):
             return None
-        arguments[name] = value
-        separator = _SEPARATOR.match(text, position)
-        if separator is None:
+        rest = rest[end:].lstrip()
+        has_more = rest.startswith(',')
+        if rest and not has_more:
             return None
-        if not separator[1]:
-            break
-        position = separator.end()
-    return arguments
+        rest = rest[1:]
+    return call[1], arguments

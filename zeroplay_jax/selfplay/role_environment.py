@@ -83,7 +83,7 @@ def _tools_of_role(specification: RoleSpec, tools: Mapping[str, Tool]) -> dict[s
 
 
 def _check_tags(specification: RoleSpec, tools: Mapping[str, Tool], syntax: CallSyntax) -> None:
-    """Raises UserError if a tool has the name of a tag of the role's text format, or its example cannot be called."""
+    """Raises UserError if a tool has the name of a tag of the role's text format."""
     # A tool with the name of a terminal tag would turn every answer into a call.
     reserved = {*_TEXT_TAGS, *specification.terminal_tags, getattr(syntax, 'result_tag', '')}
     for name in tools:
@@ -92,10 +92,6 @@ def _check_tags(specification: RoleSpec, tools: Mapping[str, Tool], syntax: Call
                 f'config.tools.names: a tool cannot be called {name!r}, which is a tag of the text '
                 f'format of role {specification.name}; rename the tool'
             )
-    try:
-        syntax.check_examples(tools)
-    except ValueError as error:
-        raise UserError(f'config.tools.names: {error}') from None
 
 
 def _check_template(name: str, syntax: CallSyntax, codec: Codec, limit: int) -> None:

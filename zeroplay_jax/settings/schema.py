@@ -284,7 +284,7 @@ class Tools(Section):
     """Tools and how the policy calls them ([tools](tools.md))."""
 
     names: tuple[str, ...] = ('search',)
-    """search, open, calculator, mcp, or package.module:attribute."""
+    """search, open, mcp, or package.module:attribute."""
     syntax: Literal['search_r1', 'r_search', 'qwen', 'olmo'] = 'search_r1'
     """search_r1: <search>…</search>; r_search: the same, results in <observation>; qwen: <tool_call>{json}</tool_call>;
     olmo: <function_calls>search(query="…")</function_calls>."""

@@ -28,8 +28,6 @@ from zeroplay_jax.tools.argument_schema import (
     ArgumentCheck,
     UnusableSchema,
     check_schema,
-    explain_arguments,
-    has_only_finite_numbers,
 )
 from zeroplay_jax.tools.example import example_arguments
 from zeroplay_jax.types import Json
@@ -106,8 +104,9 @@ class Tool(abc.ABC):
       workers: how many `run`s may be in progress at once.
       takes_document_ids: whether a call names a document by the id of a passage. Where a role has such
         a tool, the passages that its other tools return are shown with their ids.
-      purpose, argument_hint, returns, note: phrases of the prompt's explanation; the defaults are
-        derived from `name` and `description`.
+      argument_hint: a text for the example, which says enough: with it the prompt does not show `parameters`.
+      purpose, returns, note: phrases of the prompt's explanation; the defaults are derived from `name` and
+        `description`.
     """
 
     name: str
@@ -152,8 +151,6 @@ class Tool(abc.ABC):
         """
         if not isinstance(arguments, dict):
             raise InvalidArguments(detail=f"{str(arguments)[:_MAX_NAME]!r} is not of type 'object'")
-        if not has_only_finite_numbers(arguments):
-            raise InvalidArguments(detail='a number is not finite')
         problem = self._argument_check.problem(arguments)
         if problem:
             raise InvalidArguments(detail=problem)
@@ -193,15 +190,6 @@ class Tool(abc.ABC):
             return required[0]
         return None
 
-    @functools.cached_property
-    def explanation(self) -> str:
-        """The arguments in words, beside the example; with `argument_hint` only the names of the optional ones."""
-        if not self.argument_hint:
-            return explain_arguments(self.parameters)
-        required = self.parameters.get('required', [])
-        optional = [name for name in self.parameters.get('properties', {}) if name not in required]
-        return f' Optional arguments: {", ".join(optional)}.' if optional else ''
-
     def check(self) -> None:
         """Raises an error for a tool that cannot be called; `tools.registry.build_tools` calls it.
 
@@ -220,19 +208,17 @@ class Tool(abc.ABC):
                 f'{self.name}: run is async; write `def run`, which returns a list with a ToolResult per call'
             )
         try:
-            notes = check_schema(self.parameters)
-            _ = self.example_arguments
+            unchecked = check_schema(self.parameters)
         except UnusableSchema as error:
             raise ValueError(f'{self.name}: its JSON schema {error}') from None
-        for note in notes:
+        for pattern in unchecked:
             # Matching it could take hours. The tool may still refuse what does not match.
-            logging.warning(
-                'tool %s: %s is not checked (look-around, or for JavaScript alone)', self.name, note
-            )
+            note = 'is not checked (look-around, or for JavaScript alone)'
+            logging.warning('tool %s: the pattern %r %s', self.name, pattern[:60], note)
 
     @functools.cached_property
-    def example_arguments(self) -> dict[str, Any]:
-        """Valid arguments for the example in the prompt: the required ones, with a placeholder for texts."""
+    def example_arguments(self) -> Json | None:
+        """Valid arguments for the example in the prompt: the required ones; None if plain values are not valid."""
         # Optional parameters are left out, because a policy tends to copy the whole example.
         return example_arguments(self.parameters, self._argument_check, self.argument_hint)
 

@@ -22,7 +22,6 @@ from zeroplay_jax.objectives.registry import did_you_mean
 from zeroplay_jax.retrieval.types import CannotOpen, RetrievalError
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.tools.base import Tool
-from zeroplay_jax.tools.calculator import CalculatorTool
 from zeroplay_jax.tools.search import OpenTool, SearchTool
 from zeroplay_jax.types import Json, UserError
 
@@ -75,7 +74,6 @@ def _mcp(config: Config, source: DocumentSource) -> Sequence[Tool]:
 BUILT_IN: dict[str, Factory] = {
     'search': _search,
     'open': _open,
-    'calculator': lambda config, source: CalculatorTool(),
     'mcp': _mcp,
 }
 
