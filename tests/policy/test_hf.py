@@ -200,6 +200,7 @@ import jax, numpy as np
 folder, out, index, count, port = sys.argv[1:]
 if int(count) > 1:
     jax.distributed.initialize(f'localhost:{port}', int(count), int(index))
+from transformers import AutoConfig
 from zeroplay_jax.policy import hf, sharding
 field = lambda name: next(int(x.split()[1]) for x in open('/proc/self/status') if x.startswith(name)) << 10
 mesh = sharding.make_mesh(1, 4, 1)
