@@ -299,20 +299,6 @@ def file_headers(path: Path) -> StoredTensors:
     return stored
 
 
-def read_headers(folder: Path) -> StoredTensors:
-    """Returns every tensor of a folder by name. Reads the headers only."""
-    stored: StoredTensors = {}
-    for path in _weight_files(folder):
-        for name, tensor in file_headers(path).items():
-            if name in stored:
-                first_file = stored[name].file.name
-                raise CheckpointError(
-                    f'{folder}: tensor {name} is in both {first_file} and {path.name}'
-                )
-            stored[name] = tensor
-    return stored
-
-
 def has_other_head(folder: Path) -> bool:
     """Returns whether a folder stores an output head whose numbers differ from those of its embedding.
 
@@ -342,16 +328,23 @@ def has_other_head(folder: Path) -> bool:
 
 
 def decoder_headers(folder: Path) -> StoredTensors:
-    """Returns the tensors of the decoder of a folder, named as in a model that has no other parts."""
-    stored = read_headers(folder)
-    if not is_wrapped(folder):
-        return stored
-    selected = {}
-    for name, tensor in stored.items():
-        name_in_decoder = decoder_name(name)
-        if name_in_decoder is not None:
-            selected[name_in_decoder] = tensor
-    return selected
+    """Returns the tensors of the decoder of a folder, named as in a model that has no other parts.
+
+    Reads the headers only.
+    """
+    has_other_parts = is_wrapped(folder)
+    stored: StoredTensors = {}
+    for path in _weight_files(folder):
+        for tensor in file_headers(path).values():
+            name = decoder_name(tensor.name) if has_other_parts else tensor.name
+            if name in stored:
+                first_file = stored[name].file.name
+                raise CheckpointError(
+                    f'{folder}: tensor {name} is in both {first_file} and {path.name}'
+                )
+            if name is not None:
+                stored[name] = tensor
+    return stored
 
 
 def checked_headers(folder: Path, config: ModelConfig) -> StoredTensors:
