@@ -18,7 +18,7 @@ from benchmarks.tpu_pages import Kernel
 from benchmarks.tpu_shapes import CHIPS_OF_HOST
 from zeroplay_jax.configuration.machines import CHIPS
 from zeroplay_jax.configuration.memory import Memory
-from zeroplay_jax.policy import families, transformer
+from zeroplay_jax.policy import shape, transformer
 from zeroplay_jax.policy.sizes import KNOWN, Sizes, known_name, sizes_of
 from zeroplay_jax.policy.transformer import ModelConfig
 from zeroplay_jax.settings.rollouts import SamplerConfig
@@ -57,7 +57,7 @@ def published_model(name: str) -> Model:
 def model_of(policy: str) -> Model:
     """Returns the model of a folder with a config.json, or of a path or name that ends with that of a known one."""
     if pathlib.Path(policy).is_dir():
-        return Model(sizes_of(policy), families.read_config(policy))
+        return Model(sizes_of(policy), shape.read_config(policy))
     return published_model(known_name(policy))
 
 

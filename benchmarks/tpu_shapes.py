@@ -11,7 +11,7 @@ import pathlib
 import tempfile
 from typing import Any, NamedTuple
 
-from zeroplay_jax.policy import families
+from zeroplay_jax.policy import shape
 from zeroplay_jax.policy.sizes import KNOWN
 from zeroplay_jax.policy.transformer import ModelConfig
 
@@ -134,9 +134,9 @@ def host_of(topology: str) -> str:
 
 
 def model_config(name: str, **overrides) -> ModelConfig:
-    """Returns the ModelConfig of a row of MODELS; `overrides` are those of `families.read_config`."""
+    """Returns the ModelConfig of a row of MODELS; `overrides` are those of `shape.read_config`."""
     # Written to a folder, so that the config is read by the same code as that of a real checkpoint.
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder, 'config.json')
         path.write_text(json.dumps(MODELS[name]), encoding='utf-8')
-        return families.read_config(folder, **overrides)
+        return shape.read_config(folder, **overrides)

@@ -48,7 +48,7 @@ __all__ = [
     'train',
 ]
 
-# transformers warns at import that PyTorch is missing. Only its tokenizers are used, which do not need PyTorch.
+# transformers warns at import that PyTorch is missing. Its tokenizers and configs do not need PyTorch.
 os.environ.setdefault('TRANSFORMERS_VERBOSITY', 'error')
 
 # Commands that load libraries for seconds, during which Ctrl-C should end them at once.

@@ -31,7 +31,7 @@ from zeroplay_jax.objectives import rewards as reward_functions
 from zeroplay_jax.objectives.advantages import LARGEST_REWARD
 from zeroplay_jax.objectives.loss_checks import check_loss
 from zeroplay_jax.policy import adapter_config, hf
-from zeroplay_jax.policy.config_fields import FAMILIES
+from zeroplay_jax.policy.families import FAMILIES
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.retrieval import downloads
 from zeroplay_jax.retrieval.jax_options import check_options

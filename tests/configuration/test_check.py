@@ -114,17 +114,14 @@ def policy(tmp_path):
             ["architectures=['MixtralForCausalLM'] is not"],
         ),
         (
-            {'layer_types': ['full_attention']},
-            ['num_key_value_heads=2 is not divisible', 'layer_types has 1 entries'],
-        ),
-        (
             {'hidden_size': 64},
             [
                 'num_key_value_heads=2 is not divisible',
                 'has shape (960, 128), config.json asks for',
             ],
         ),
-        # The mesh is not judged by heads that are wrong.
+        # The mesh is not judged by a config that cannot be used.
+        ({'layer_types': ['full_attention']}, ['number of `layer_types` (1)']),
         ({'num_key_value_heads': 3}, ['num_attention_heads=4 is not a multiple of']),
         (
             {'max_position_embeddings': 64},

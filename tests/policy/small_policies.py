@@ -10,7 +10,7 @@ import transformers
 from safetensors.numpy import load_file, save_file
 
 from zeroplay_jax.policy import adapters, sharding, transformer
-from zeroplay_jax.policy.config_fields import FAMILIES
+from zeroplay_jax.policy.families import FAMILIES
 from zeroplay_jax.rollout.sampler import FILL, Sampler, SamplerConfig
 from zeroplay_jax.settings.schema import LINEARS
 

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from small_policies import change_tensors, equal, torch_logits
 
 from zeroplay_jax.policy import adapters, delta, hf, sizes, stored_tensors, transformer
-from zeroplay_jax.policy.config_fields import CheckpointError
+from zeroplay_jax.policy.families import CheckpointError
 
 
 def recurrence(q, k, v, log_decay, rate, segment):
@@ -167,7 +167,7 @@ def test_adapters_are_taken_apart_and_merged(case):
         ({'linear_num_value_heads': 3}, 'linear_num_value_heads=3 is not a multiple'),
         ({'output_gate_type': 'sigmoid'}, "output_gate_type='sigmoid' is not supported"),
         ({'attn_output_gate': False}, 'attn_output_gate=False is not supported'),
-        ({'layer_types': 5}, 'layer_types must be a list'),
+        ({'layer_types': 5}, "'layer_types' expected a list"),
     ],
 )
 def test_what_is_not_computed_is_refused(case, tmp_path, changes, text):

@@ -204,6 +204,7 @@ from zeroplay_jax.policy import hf, sharding
 field = lambda name: next(int(x.split()[1]) for x in open('/proc/self/status') if x.startswith(name)) << 10
 mesh = sharding.make_mesh(1, 4, 1)
 jax.block_until_ready([jax.device_put(np.zeros(9), d) for d in jax.local_devices()])
+hf.read_config(folder)  # loads transformers
 before = field('VmRSS')
 params = hf.load(folder, mesh=mesh)
 peak = field('VmHWM')

@@ -340,7 +340,9 @@ def test_other_files_beside_an_adapter_are_refused(folder, adapter, user_reads, 
 def with_class(model_type, tokenizer_class):
     architecture = dict(qwen2='Qwen2', qwen3='Qwen3', llama='Llama', olmo3='Olmo3')[model_type]
     architectures = [f'{architecture}ForCausalLM']
-    config = fields('config.json', model_type=model_type, architectures=architectures)
+    # That of OLMo-3, which is not read with another one at the top level.
+    family = dict(model_type=model_type, architectures=architectures, rope_theta=500000.0)
+    config = fields('config.json', **family)
     return config, fields(SETTINGS, tokenizer_class=tokenizer_class)
 
 

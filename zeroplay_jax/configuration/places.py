@@ -245,21 +245,21 @@ def read_policy(config: ConfigDict | Config, **computation: Any) -> tuple[ModelC
     """Returns the architecture in the folder of the policy, and a warning about long sequences or ''; imports JAX.
 
     Args:
-      computation: as `overrides` of `families.read_config`.
+      computation: as `overrides` of `shape.read_config`.
 
     Raises:
       UserError: a field of its config.json is not supported, or a setting does not go with it.
     """
-    from zeroplay_jax.policy import families
+    from zeroplay_jax.policy import shape
 
     folder = pathlib.Path(config.policy.path or BUILT_IN_CHECKPOINT)
-    model = families.read_config(folder, **computation)
+    model = shape.read_config(folder, **computation)
     context, page = config.sampler.context, config.sampler.page
-    warning = families.check_context(folder, context, 'sampler.context')
+    warning = shape.check_context(folder, context, 'sampler.context')
     if any(config[role].get('distill_top_k') for role in trained_roles(config)):
         tokens = config.privileged.prompt_tokens + context
         name = 'privileged.prompt_tokens + sampler.context'
-        warning = families.check_context(folder, tokens, name)
+        warning = shape.check_context(folder, tokens, name)
     if model.delta is not None and 0 < page < context:
         problem = f'{folder} has gated delta nets, whose state belongs to a slot'
         fix = 'set sampler.page=0, and what needs pages to its default'
@@ -273,11 +273,11 @@ def check_weights(config: ConfigDict) -> None:
     Raises:
       UserError: one line; a tensor is missing, or has another shape.
     """
-    from zeroplay_jax.policy import families, hf, stored_tensors
+    from zeroplay_jax.policy import hf, shape, stored_tensors
 
     policy = config.policy.path or BUILT_IN_CHECKPOINT
     folder = base_folder(policy)
-    model = families.read_config(folder)
+    model = shape.read_config(folder)
     if any(folder.glob('*.safetensors')):
         stored_tensors.checked_headers(folder, model)
     if is_adapter(policy):

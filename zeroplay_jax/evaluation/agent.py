@@ -39,7 +39,7 @@ from zeroplay_jax.evaluation.render import (
 )
 from zeroplay_jax.extras import load_extra
 from zeroplay_jax.mini.question_form import QuestionForm
-from zeroplay_jax.policy import families, hf, sharding, transformer
+from zeroplay_jax.policy import hf, shape, sharding, transformer
 from zeroplay_jax.retrieval import folder as index_folder
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.retrieval.client import Client, Http, InProcess
@@ -217,7 +217,7 @@ class Agent:
         dtype = 'float32' if jax.default_backend() == 'cpu' else config.policy.dtype
         model = hf.read_config(folder, dtype=dtype)
         settings = config.sampler
-        warning = families.check_context(folder, settings.context, 'sampler.context')
+        warning = shape.check_context(folder, settings.context, 'sampler.context')
         if warning:
             print(f'warning: {warning}', file=sys.stderr)
         sampler_config = SamplerConfig(

@@ -150,7 +150,7 @@ _ACTIVATIONS = {'silu': nn.silu, 'gelu_tanh': nn.gelu}
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """Static configuration of a decoder; policy/families.py reads it from a checkpoint folder.
+    """Static configuration of a decoder; policy/shape.py reads it from a checkpoint folder.
 
     Attributes:
       rope_theta: base of the rotary frequencies.

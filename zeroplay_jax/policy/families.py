@@ -1,373 +1,267 @@
-"""The ModelConfig of a checkpoint folder, from its config.json."""
+"""Families of models, and what the config.json of a checkpoint folder says, as `transformers` reads it.
+
+Imports no JAX, because texts are encoded where none is loaded; `transformers` only where a folder is read.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import math
-from typing import Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from zeroplay_jax.policy import config_fields, delta, rope
 from zeroplay_jax.policy.adapter_config import base_folder
-from zeroplay_jax.policy.config_fields import (
-    FAMILIES,
-    LAYER_TYPES,
-    OTHER_CHECKPOINT,
-    CheckpointError,
-    Family,
-    Fields,
-    family_fields,
-)
-from zeroplay_jax.policy.decoder import DELTA, ModelConfig
-from zeroplay_jax.policy.experts import Experts
-from zeroplay_jax.policy.stored_tensors import has_other_head
+from zeroplay_jax.retrieval import json_text
+from zeroplay_jax.settings.kinds import warn_once
+from zeroplay_jax.types import UserError, first_line
 
-# Which axes of images use which channels. Of a text all axes have the same positions.
-_IMAGE_FIELDS = {'mrope_section', 'mrope_interleaved'}
-# Names of the activation function in config.json, by ours; several are the same function.
-_ACTIVATIONS = {
-    'silu': ('silu', 'swish'),
-    'gelu_tanh': ('gelu_pytorch_tanh', 'gelu_new', 'gelu_fast'),
+
+class Family(NamedTuple):
+    """A family of models.
+
+    Attributes:
+      architecture: class name in the field `architectures`.
+      model_type: of a decoder alone; of a model with other parts it is this without '_text'.
+      wrapper: class name of models that have such a decoder among other parts, in the section `text_config`; '': none.
+      switches: fields of ModelConfig that follow from the family.
+      only: as `_ONLY`, for this family.
+    """
+
+    architecture: str
+    model_type: str
+    wrapper: str = ''
+    switches: Mapping[str, Any] = {}
+    only: Mapping[str, Any] = {}
+
+
+_GEMMA3_SWITCHES = {
+    'norms': 'both',
+    'norm_offset': 1.0,
+    'activation': 'gelu_tanh',
+    'scale_embedding': True,
+}
+# With other values the layers of a mixture would differ.
+_MIXTURES = {'decoder_sparse_step': 1, 'mlp_only_layers': [], 'use_sliding_window': False}
+FAMILIES = {
+    'qwen2': Family('Qwen2ForCausalLM', 'qwen2', '', {'qkv_bias': True, 'qk_norm': 'none'}),
+    'qwen3': Family('Qwen3ForCausalLM', 'qwen3'),
+    'qwen3_moe': Family('Qwen3MoeForCausalLM', 'qwen3_moe', only=_MIXTURES),
+    'llama': Family('LlamaForCausalLM', 'llama', '', {'qk_norm': 'none'}),
+    'olmo3': Family(
+        'Olmo3ForCausalLM',
+        'olmo3',
+        '',
+        {'qk_norm': 'projection', 'norms': 'after'},
+        # For layers with a sliding window this one at the top level counts in some versions of `transformers` only.
+        {'rope_theta': 500000},
+    ),
+    'gemma3': Family(
+        'Gemma3ForCausalLM',
+        'gemma3_text',
+        'Gemma3ForConditionalGeneration',
+        _GEMMA3_SWITCHES,
+    ),
+    'qwen35': Family(
+        'Qwen3_5ForCausalLM',
+        'qwen3_5_text',
+        'Qwen3_5ForConditionalGeneration',
+        {'norm_offset': 1.0, 'output_gate': True},
+    ),
 }
 
+# Fields with which a model would compute something that the decoder does not -> their value with which it does, beside
+# null. They are refused even where the class of the family ignores them: a checkpoint that states one was made for
+# another computation.
+_UNSET_FIELDS = """
+attention_bias mlp_bias n_routed_experts rope_interleave rope_interleaved use_bidirectional_attention
+"""
+_NULL_FIELDS = """
+attention_multiplier attn_logit_softcapping clip_qkv final_logit_softcapping quantization_config
+"""
+_ONLY: dict[str, Any] = {
+    **dict.fromkeys(_UNSET_FIELDS.split(), False),
+    **dict.fromkeys(_NULL_FIELDS.split()),
+    'attn_output_gate': True,
+    'embedding_multiplier': 1,
+    'logits_scaling': 1,
+    'mamba_ssm_dtype': 'float32',
+    'no_rope_layers': [],
+    'output_gate_type': 'swish',
+    'per_layer_config': {},
+    'residual_multiplier': 1,
+}
+# Fields that published folders have beside those of their class, without a warning: older spellings that the class
+# reads, and what changes neither logits nor gradients.
+_BESIDE = frozenset(
+    """
+auto_map head_dim max_window_layers mtp_num_hidden_layers mtp_use_dedicated_embeddings num_experts
+num_local_experts original_max_position_embeddings pretraining_tp sliding_window_pattern tokenizer_class unsloth_fixed
+unsloth_version use_bfloat16
+""".split()
+)
+_UNSET: tuple = (None, False, 0, '', [], {})
+_SHOWN_CHARACTERS = 60
+# Several times those of the largest models: refused before lists of that length are made.
+_MOST_LAYERS = 2048
+# Endings of fields that must be positive.
+_SIZES = ('_size', '_dim', '_heads', 'hidden_layers', '_per_tok', '_scalar', 'sliding_window')
 
-def read_config(folder, **overrides) -> ModelConfig:
-    """Returns the ModelConfig of a Hugging Face folder.
 
-    Two spellings of the rotary embedding are read. Older: `rope_theta` and `rope_scaling`. Newer: `rope_parameters`,
-    for OLMo-3 one object per type of layer. The dtype in config.json is that of the tensors and is ignored here.
+class CheckpointError(UserError):
+    """A checkpoint folder that cannot be used; the message names the file or field."""
+
+
+def unusable(path: Path, reason: object) -> CheckpointError:
+    """Returns the error about a config.json."""
+    return CheckpointError(f'{path}: {reason}; correct it, or take another checkpoint')
+
+
+def read(folder) -> tuple[str, Any]:
+    """Returns the key in FAMILIES of a folder's model, and the config of its decoder, without its dtype.
+
+    That is a `PreTrainedConfig`. A warning names the fields that the class of the family does not have.
 
     Args:
       folder: contains config.json, or an adapter to a base that does.
-      **overrides: fields of ModelConfig that config.json does not determine: dtype, remat, remat_policy, attention,
-        scan, logit_chunk, logits.
 
     Raises:
-      CheckpointError: the file is missing, the architecture is unknown, or the decoder does not implement a field.
+      CheckpointError: the file is missing, `transformers` does not take it, the family is unknown, or a field asks for
+        a computation that the decoder does not implement.
     """
-    folder = base_folder(folder)
-    name, fields = family_fields(folder)
-    family = FAMILIES[name]
-    _check_activation(fields, family)
-    heads, kv_heads = config_fields.head_counts(fields)
-    layers = fields.positive_int('num_hidden_layers')
-    hidden_size = fields.positive_int('hidden_size')
-    head_dim = fields.positive_int('head_dim', family.head_dim or hidden_size // heads)
-    # The rotary embedding rotates pairs of channels.
-    if head_dim % 2:
-        raise fields.error(f'head_dim={head_dim} must be even')
-    rotary = _read_rope(fields, family)
-    rotary_dim = int(head_dim * rotary.share)
-    if not 0 < rotary_dim <= head_dim or rotary_dim % 2:
-        raise fields.error(
-            f'partial_rotary_factor={rotary.share} of head_dim={head_dim} must be an even number of channels'
-        )
-    windows = _windows(fields, family, layers)
-    experts = None
-    if family.has_experts:
-        is_normalized = fields.boolean('norm_topk_prob', False)
-        experts = Experts(*config_fields.expert_numbers(fields), is_normalized)
-    # None rather than an equal value, so that equal models have equal configurations.
-    sliding_theta = None
-    if windows and rotary.sliding_theta != rotary.theta:
-        sliding_theta = rotary.sliding_theta
-    return ModelConfig(
-        family=name,
-        vocab_size=fields.positive_int('vocab_size'),
-        hidden_size=hidden_size,
-        intermediate_size=fields.positive_int('intermediate_size'),
-        layers=layers,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        rope_theta=rotary.theta,
-        rope_scaling=rotary.scaling,
-        scale_sliding=rotary.scale_sliding,
-        sliding_theta=sliding_theta,
-        windows=windows,
-        delta=_delta_shape(fields) if DELTA in windows else None,
-        rotary_dim=0 if rotary_dim == head_dim else rotary_dim,
-        output_gate=family.has_delta,
-        norm_eps=fields.positive_float('rms_norm_eps', family.norm_eps),
-        # Flags are stale where a head was trained or merged apart.
-        tied=fields.boolean('tie_word_embeddings', False) and not has_other_head(folder),
-        qkv_bias=family.qkv_bias,
-        qk_norm=family.qk_norm,
-        norms=family.norms,
-        norm_offset=family.norm_offset,
-        activation=family.activation,
-        scale_embedding=family.scale_embedding,
-        experts=experts,
-        query_scale=(head_dim / fields.positive_float('query_pre_attn_scalar', head_dim)) ** 0.5,
-        **overrides,
-    )
+    # Takes a second.
+    from transformers import AutoConfig
 
-
-def _delta_shape(fields: Fields) -> delta.Shape:
-    """Returns the heads of the gated delta nets."""
-    key_heads = fields.positive_int('linear_num_key_heads')
-    value_heads = fields.positive_int('linear_num_value_heads')
-    if value_heads % key_heads:
-        raise fields.error(
-            f'linear_num_value_heads={value_heads} is not a multiple of linear_num_key_heads={key_heads}'
-        )
-    return delta.Shape(
-        key_heads,
-        value_heads,
-        fields.positive_int('linear_key_head_dim'),
-        fields.positive_int('linear_value_head_dim'),
-        fields.positive_int('linear_conv_kernel_dim'),
-    )
-
-
-def longest_context(folder) -> tuple[int, int]:
-    """Returns the positions of a model, in tokens: those of config.json, and those to which its scaling extends them.
-
-    Raises:
-      CheckpointError: as of `read_config`.
-    """
-    name, fields = family_fields(base_folder(folder))
-    rotary = _read_rope(fields, FAMILIES[name])
-    positions = fields.positive_int('max_position_embeddings')
-    if rotary.scaling is None:
-        return positions, positions
-    # Folders state the length before or after the extension.
-    original = getattr(rotary.scaling, _ORIGINAL, positions)
-    return positions, max(positions, int(rotary.scaling.factor * original))
-
-
-def check_context(folder, tokens: int, name: str) -> str:
-    """Returns a warning about sequences that are longer than those a model was trained with; '' if none is.
-
-    Args:
-      folder: of the model.
-      tokens: of the longest sequence.
-      name: of the setting that determines it, for the message.
-
-    Raises:
-      CheckpointError: the rotary embedding is not extended to such positions.
-    """
-    stated, extended = longest_context(folder)
     path = base_folder(folder) / 'config.json'
-    if tokens > extended:
-        raise CheckpointError(
-            f'{path}: {name}={tokens} exceeds max_position_embeddings={extended}, the positions that the model knows; '
-            f'give at most {extended}, or extend them with YaRN in rope_parameters'
+    name, values = _stored(path)
+    family = FAMILIES[name]
+    fields = _decoder_fields(path, family, values)
+    only = {**_ONLY, **family.only}
+    for field, supported in only.items():
+        for value in (values.get(field), fields.get(field)):
+            if value not in (None, supported):
+                raise unusable(path, f'{field}={value!r} is not supported (only {supported!r})')
+    for field in ('dtype', 'torch_dtype'):
+        fields.pop(field, None)
+    layers = fields.get('num_hidden_layers')
+    if isinstance(layers, int) and layers > _MOST_LAYERS:
+        raise unusable(path, f'num_hidden_layers={layers} is more than any model has')
+    try:
+        config = AutoConfig.for_model(family.model_type, **fields)
+        # As the model of `transformers` does: a length at the top level counts before that of the rotary parameters.
+        config.standardize_rope_params()
+    # What a class makes of values that it does not expect has no common type.
+    except Exception as error:
+        raise unusable(path, first_line(error.__cause__ or error).rstrip('.')) from None
+    _drop_unknown(path, config, fields, _BESIDE | only.keys())
+    for field, value in vars(config).items():
+        # True and false are numbers in Python.
+        if field.endswith(_SIZES) and type(value) is int and value < 1:
+            raise unusable(path, f'{field}={value} must be positive')
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    if heads % kv_heads:
+        raise unusable(
+            path,
+            f'num_attention_heads={heads} is not a multiple of num_key_value_heads={kv_heads}',
         )
-    if tokens > stated:
-        return (
-            f'{path}: {name}={tokens} exceeds max_position_embeddings={stated}; the rotary scaling extends the '
-            f'positions to {extended}'
-        )
-    return ''
+    return name, config
 
 
-def _check_activation(fields: Fields, family: Family) -> None:
-    """Raises CheckpointError for another activation function than that of the family."""
-    names = _ACTIVATIONS[family.activation]
-    for field in ('hidden_act', 'hidden_activation'):
-        value = fields.get(field)
-        if value is not None and value not in names:
-            reason = config_fields.refusal(field, value, names)
-            raise fields.error(fields.prefix + reason, OTHER_CHECKPOINT)
-
-
-def _windows(fields: Fields, family: Family, layers: int) -> tuple[int, ...]:
-    """Returns the sliding window of every layer (0: full attention), or () if no layer has one."""
-    types = config_fields.layer_types(fields, family, layers)
-    if 'linear_attention' in types:
-        return tuple(DELTA if layer_type == 'linear_attention' else 0 for layer_type in types)
-    # () rather than zeros, so that equal models have equal configurations and share compiled functions.
-    if 'sliding_attention' not in types:
-        return ()
-    # The fields contradict each other; a guess would change the computation silently.
-    if not config_fields.has_sliding_layers(fields, family):
-        raise fields.error(
-            'layer_types names sliding_attention, but use_sliding_window is not true, or sliding_window is null'
-        )
-    window = fields.positive_int('sliding_window', config_fields.DEFAULT_WINDOW)
-    return tuple(window if layer_type == 'sliding_attention' else 0 for layer_type in types)
-
-
-# ---- rotary embedding ------------------------------------------------------------------------------
-
-
-_SCALINGS = {'linear': rope.Linear, 'llama3': rope.Llama3, 'yarn': rope.Yarn}
-_TYPES = ('default', *_SCALINGS)
-_ORIGINAL = 'original_max_position_embeddings'
-# `finetuned` tells how a checkpoint was made.
-_COMMON_FIELDS = {'rope_type', 'type', 'rope_theta', 'partial_rotary_factor', 'finetuned'}
-
-
-@dataclasses.dataclass(frozen=True)
-class _Rope:
-    """Rotary embedding of a model; the fields are those of ModelConfig.
-
-    Attributes:
-      theta: base of the frequencies.
-      sliding_theta: the same for layers with a sliding window.
-      scaling: extension to longer contexts, if any.
-      scale_sliding: whether the scaling applies to layers with a sliding window.
-      share: part of the channels of a head that is rotated.
-    """
-
-    theta: float
-    sliding_theta: float
-    scaling: rope.Scaling | None
-    scale_sliding: bool
-    share: float
-
-
-def _read_rope(fields: Fields, family: Family) -> _Rope:
-    """Returns the rotary embedding that config.json describes, in either spelling.
-
-    Where several places state a parameter, the one that `transformers` goes by counts.
-
-    Raises:
-      CheckpointError: the decoder does not implement it.
-    """
-    share = 1.0
-    if family.full_every:
-        full, sliding = _sections_by_layer_type(fields, family)
-        default_sliding_theta = family.sliding_theta or family.rope_theta
-    else:
-        older = fields.section('rope_scaling')
-        full = older if older.values else fields.section('rope_parameters')
-        # A length at the top level counts before that of the object.
-        original = fields.get(_ORIGINAL)
-        if original is not None and _kind(full) in ('llama3', 'yarn'):
-            full = dataclasses.replace(full, values=full.values | {_ORIGINAL: original})
-        if family.has_delta:
-            share = full.positive_float(
-                'partial_rotary_factor', fields.get('partial_rotary_factor')
-            )
-            read = {'partial_rotary_factor', *_IMAGE_FIELDS}
-            values = {name: value for name, value in full.values.items() if name not in read}
-            full = dataclasses.replace(full, values=values)
-        sliding = full
-        default_sliding_theta = fields.positive_float('rope_theta', family.rope_theta)
-    theta = _theta(full, fields.positive_float('rope_theta', family.rope_theta))
-    sliding_theta = _theta(
-        sliding, fields.positive_float('rope_local_base_freq', default_sliding_theta)
-    )
-    max_positions = fields.positive_int('max_position_embeddings')
-    scaling = _scaling(full, max_positions)
-    sliding_scaling = _scaling(sliding, max_positions)
-    # ModelConfig has one scaling; sliding layers may lack it.
-    if sliding_scaling not in (None, scaling):
-        raise fields.error(
-            'rope_parameters: sliding layers must be unscaled or scaled as the full ones'
-        )
-    scale_sliding = sliding_scaling is not None or scaling is None
-    return _Rope(theta, sliding_theta, scaling, scale_sliding, share)
-
-
-def _sections_by_layer_type(fields: Fields, family: Family) -> tuple[Fields, Fields]:
-    """Returns the rotary parameters of the layers with full attention, and of those with a sliding window.
-
-    `rope_parameters` has one object for each type; the older `rope_scaling` is added to that of full attention.
-
-    Raises:
-      CheckpointError: the parameters mean different things to different versions of `transformers`.
-    """
-    newer = fields.section('rope_parameters')
-    for name in newer.values:
-        if name not in LAYER_TYPES:
-            raise fields.error(
-                f'rope_parameters.{name} has no effect in {family.architecture}',
-                fix='write it into rope_parameters.full_attention or rope_parameters.sliding_attention',
-            )
-    full = newer.section('full_attention')
-    sliding = newer.section('sliding_attention')
-    older = fields.section('rope_scaling')
-    if 'type' in older.values and 'rope_type' not in older.values:
-        raise fields.error(
-            f'rope_scaling.type is not read by every version of transformers in {family.architecture}',
-            fix='name it rope_type',
-        )
-    if older.values:
-        full = dataclasses.replace(older, values=full.values | older.values)
-    # Without a base for sliding layers, the one at the top level counts for them in some versions only.
-    stated_theta = fields.positive_float('rope_theta', family.rope_theta)
-    is_ambiguous = not family.sliding_theta and sliding.get('rope_theta') is None
-    if is_ambiguous and stated_theta != family.rope_theta:
-        raise fields.error(
-            f'rope_theta={stated_theta:g} is not read alike by all versions of transformers',
-            fix='write rope_parameters.full_attention.rope_theta and rope_parameters.sliding_attention.rope_theta',
-        )
-    return full, sliding
-
-
-def _theta(section: Fields, default: float) -> float:
-    """Returns the base of the frequencies; CheckpointError if it is not above 1."""
-    theta = section.positive_float('rope_theta', default)
-    if theta <= 1:
-        raise section.error(f'{section.prefix}rope_theta={theta} must exceed 1')
-    return theta
-
-
-def _kind(section: Fields) -> Any:
-    """Returns the rope type that an object states in either spelling."""
-    return section.get('rope_type') or section.get('type') or 'default'
-
-
-def _scaling(section: Fields, max_positions: int) -> rope.Scaling | None:
-    """Returns the scaling that one object of rotary parameters describes.
+def _drop_unknown(path: Path, config: Any, fields: dict[str, Any], beside: frozenset[str]) -> None:
+    """Deletes from a config the fields that its class does not have, in place, and names them in one warning.
 
     Args:
-      section: the object.
-      max_positions: default of `original_max_position_embeddings`.
+      path: of config.json.
+      config: a `PreTrainedConfig`.
+      fields: what it was made of.
+      beside: fields that stay.
     """
-    kind = _kind(section)
-    if kind not in _TYPES:
-        raise section.error(
-            f'{section.prefix}rope_type={kind!r} is not supported (only {", ".join(_TYPES)})',
-            OTHER_CHECKPOINT,
+    known = {field.name for field in dataclasses.fields(config)}
+    # What the class read otherwise, such as settings of generation, is no attribute.
+    unknown = fields.keys() & vars(config).keys() - known - beside
+    shown = []
+    for field in sorted(unknown):
+        delattr(config, field)
+        if not field.startswith('_') and fields[field] not in _UNSET:
+            shown.append(f'{field}={fields[field]!r}'[:_SHOWN_CHARACTERS])
+    if shown:
+        warn_once(
+            f'{path}: ignored, because models of this architecture have no such field: {", ".join(shown)}'
         )
-    _check_rope_fields(section, kind)
-    if kind == 'default':
-        return None
-    factor = section.positive_float('factor')
-    if kind == 'linear':
-        return rope.Linear(factor)
-    # Older folders name the original length only in max_position_embeddings.
-    original = section.positive_int(_ORIGINAL, max_positions)
-    if kind == 'llama3':
-        low = section.positive_float('low_freq_factor')
-        high = section.positive_float('high_freq_factor')
-        if high <= low:
-            raise section.error(
-                f'{section.prefix}high_freq_factor={high} must exceed low_freq_factor={low}'
-            )
-        return rope.Llama3(factor, low, high, original)
-    # YaRN §3.4: sqrt(1/t) = 0.1 ln(s) + 1 for a context s times as long.
-    recommended = 0.1 * math.log(max(factor, 1.0)) + 1
-    return rope.Yarn(
-        factor,
-        original,
-        attention_factor=section.positive_float('attention_factor', recommended),
-        beta_fast=section.positive_float('beta_fast', 32.0),
-        beta_slow=section.positive_float('beta_slow', 1.0),
-        truncate=section.boolean('truncate', True),
+
+
+def head_dim(config: Any) -> int:
+    """Returns the size of a head; not every class has the field."""
+    return getattr(config, 'head_dim', None) or config.hidden_size // config.num_attention_heads
+
+
+def vocabulary_size(folder) -> int:
+    """Returns the number of token ids of the model in a folder; errors as of `read`."""
+    return read(folder)[1].vocab_size
+
+
+def is_wrapped(folder) -> bool:
+    """Returns whether a folder's model has other parts beside the decoder, such as an encoder of images."""
+    name, values = _stored(base_folder(folder) / 'config.json')
+    return FAMILIES[name].wrapper in values['architectures']
+
+
+def decoder_config(path: Path) -> dict[str, Any]:
+    """Returns the content of a config.json that describes the decoder alone."""
+    name, values = _stored(path)
+    if 'text_config' not in values:
+        return values
+    family = FAMILIES[name]
+    text = dict(values['text_config'])
+    # Written in one of the two sections, depending on the version that wrote the folder.
+    for field in ('dtype', 'torch_dtype', 'bos_token_id', 'eos_token_id', 'pad_token_id'):
+        if field not in text and field in values:
+            text[field] = values[field]
+    return text | {'architectures': [family.architecture], 'model_type': family.model_type}
+
+
+def _stored(path: Path) -> tuple[str, dict[str, Any]]:
+    """Returns the key in FAMILIES of the architecture that a config.json names, and the content of the file."""
+    try:
+        values = json_text.read_object(path, float)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, 'strerror', None) or error
+        raise CheckpointError(
+            f'{path}: cannot be read as a model config ({reason}); name a Hugging Face checkpoint folder'
+        ) from None
+    architectures = values.get('architectures')
+    supported = []
+    for name, family in FAMILIES.items():
+        classes = [family.architecture, *filter(None, [family.wrapper])]
+        if isinstance(architectures, list) and any(each in architectures for each in classes):
+            return name, values
+        supported += classes
+    raise CheckpointError(
+        f'{path}: architectures={architectures} is not supported; supported: {", ".join(supported)}'
     )
 
 
-def _check_rope_fields(section: Fields, kind: str) -> None:
-    """Raises CheckpointError for a field that the rope type does not have, or a partial rotation.
+def _decoder_fields(path: Path, family: Family, values: dict[str, Any]) -> dict[str, Any]:
+    """Returns the fields of a config.json that describe the decoder, without its type.
 
-    Such a field would be ignored silently. Null counts as absent.
+    Raises:
+      CheckpointError: `model_type` is that of another class than `architectures` names; `transformers` goes by the
+        type, and one of the two is wrong.
     """
-    supported = set(_COMMON_FIELDS)
-    if kind in _SCALINGS:
-        # The fields of these classes have the names of config.json.
-        supported |= {field.name for field in dataclasses.fields(_SCALINGS[kind])}
-    for name in sorted(section.values):
-        if name not in supported and section.get(name) is not None:
-            raise section.error(
-                f'{section.prefix}{name} is not supported with rope type {kind!r}', OTHER_CHECKPOINT
+    fields, whole_type = dict(values), family.model_type
+    if family.wrapper in values['architectures']:
+        section, whole_type = values.get('text_config'), family.model_type.removesuffix('_text')
+        if not isinstance(section, dict):
+            raise unusable(path, f'text_config={section!r} must be an object')
+        # The flag of the whole model decides, not that of the section.
+        flag = 'tie_word_embeddings'
+        fields = {field: value for field, value in section.items() if field != flag}
+        if values.get(flag) is not None:
+            fields[flag] = values[flag]
+    stated = values.get('model_type'), fields.pop('model_type', None)
+    for found, expected in zip(stated, (whole_type, family.model_type)):
+        if found not in (None, expected):
+            reason = (
+                f'model_type={found!r} is not {expected!r}, the type of {values["architectures"]}'
             )
-    rotary_share = section.get('partial_rotary_factor')
-    if rotary_share not in (None, 1):
-        raise section.error(
-            f'{section.prefix}partial_rotary_factor={rotary_share!r} is not supported (only 1)',
-            OTHER_CHECKPOINT,
-        )
+            raise unusable(path, reason)
+    return fields

@@ -32,9 +32,9 @@ from zeroplay_jax.policy.adapter_config import (
 )
 from zeroplay_jax.policy.adapter_config import read as read_adapter
 from zeroplay_jax.policy.adapters import A, B
-from zeroplay_jax.policy.config_fields import FAMILIES, CheckpointError, decoder_config
 from zeroplay_jax.policy.decoder import ModelConfig, Params
-from zeroplay_jax.policy.families import read_config as read_config
+from zeroplay_jax.policy.families import FAMILIES, CheckpointError, decoder_config
+from zeroplay_jax.policy.shape import read_config as read_config
 from zeroplay_jax.policy.stored_tensors import (
     LARGEST_NUMBER,
     StoredTensor,
@@ -320,6 +320,8 @@ def _write_config(path: Path, like: Path, config: ModelConfig, dtype: str) -> No
       config: of the model that is written.
       dtype: of the tensors: some loaders convert to the dtype named in the file.
     """
+    from transformers import AutoConfig
+
     original = json_text.read_object(like, float)
     fields = decoder_config(like)
     # `torch_dtype` is the older spelling; only a field that is present is changed.
@@ -328,7 +330,8 @@ def _write_config(path: Path, like: Path, config: ModelConfig, dtype: str) -> No
             fields[key] = dtype
     stated = fields.get('tie_word_embeddings')
     if stated is None:
-        stated = FAMILIES[config.family].defaults.get('tie_word_embeddings', False)
+        model_type = FAMILIES[config.family].model_type
+        stated = AutoConfig.for_model(model_type).tie_word_embeddings
     # Where the flag was stale, a loader could discard the head that is in the files.
     if stated != config.tied:
         fields['tie_word_embeddings'] = config.tied

@@ -9,16 +9,7 @@ import pathlib
 import re
 from typing import NamedTuple
 
-from zeroplay_jax.policy.adapter_config import base_folder
-from zeroplay_jax.policy.config_fields import (
-    FAMILIES,
-    Family,
-    Fields,
-    expert_numbers,
-    family_fields,
-    head_counts,
-    layer_types,
-)
+from zeroplay_jax.policy import families
 from zeroplay_jax.types import UserError
 
 
@@ -97,39 +88,33 @@ def sizes_of(path: str) -> Sizes:
                 f'({", ".join(KNOWN)}); put its config.json into a folder and give --policy=FOLDER'
             )
         return KNOWN[name]
-    folder = base_folder(path)
-    name, fields = family_fields(folder)
-    family = FAMILIES[name]
-    hidden_size = fields.positive_int('hidden_size')
-    heads, kv_heads = head_counts(fields)
-    head_dim = family.head_dim or hidden_size // heads
-    experts = expert_numbers(fields) if family.has_experts else ()
+    name, config = families.read(path)
     sizes = Sizes(
-        hidden_size,
-        fields.positive_int('intermediate_size'),
-        fields.positive_int('num_hidden_layers'),
-        heads,
-        kv_heads,
-        fields.positive_int('head_dim', head_dim),
-        fields.positive_int('vocab_size'),
-        fields.boolean('tie_word_embeddings', False),
-        *experts,
+        config.hidden_size,
+        config.intermediate_size,
+        config.num_hidden_layers,
+        config.num_attention_heads,
+        config.num_key_value_heads,
+        families.head_dim(config),
+        config.vocab_size,
+        config.tie_word_embeddings,
     )
-    return _with_delta(sizes, fields, family) if family.has_delta else sizes
-
-
-def _with_delta(sizes: Sizes, fields: Fields, family: Family) -> Sizes:
-    """Returns the sizes with those of the gated delta nets that config.json describes."""
-    heads = fields.positive_int('linear_num_value_heads')
-    keys = fields.positive_int('linear_num_key_heads') * fields.positive_int('linear_key_head_dim')
-    values = heads * fields.positive_int('linear_value_head_dim')
-    state = values * fields.positive_int('linear_key_head_dim')
-    types = layer_types(fields, family, sizes.layers)
-    delta_layers = types.count('linear_attention')
+    if name == 'qwen3_moe':
+        return sizes._replace(
+            experts=config.num_experts,
+            per_token=config.num_experts_per_tok,
+            expert_size=config.moe_intermediate_size,
+        )
+    if name != 'qwen35':
+        return sizes
+    heads = config.linear_num_value_heads
+    keys = config.linear_num_key_heads * config.linear_key_head_dim
+    values = heads * config.linear_value_head_dim
+    delta_layers = config.layer_types.count('linear_attention')
     return sizes._replace(
         delta_layers=delta_layers,
         delta_weights=sizes.hidden_size * (2 * keys + 3 * values + 2 * heads),
-        state=2 * delta_layers * state,
+        state=2 * delta_layers * values * config.linear_key_head_dim,
         output_gate=1,
     )
 

@@ -11,8 +11,8 @@ import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from zeroplay_jax.policy.config_fields import OTHER_CONFIG, CheckpointError, is_wrapped
 from zeroplay_jax.policy.decoder import DELTA, ModelConfig
+from zeroplay_jax.policy.families import CheckpointError, is_wrapped
 from zeroplay_jax.retrieval import json_text
 
 # ---- tensor names ----------------------------------------------------------------------------------
@@ -26,14 +26,12 @@ class Tensor(NamedTuple):
     Attributes:
       name: name in the safetensors file.
       shape: shape of our parameter.
-      dims: names of the sizes in `shape`, in terms of config.json.
       transposed: whether the file holds the transpose: PyTorch stores kernels as [out, in], ours are [in, out].
       is_stacked: whether the file holds the parts of the first axis apart, named by their number in place of '*'.
     """
 
     name: str
     shape: tuple[int, ...]
-    dims: tuple[str, ...]
     transposed: bool
     is_stacked: bool = False
 
@@ -43,7 +41,12 @@ class Tensor(NamedTuple):
         if not self.is_stacked:
             return [self]
         names = [self.name.replace('*', str(number)) for number in range(self.shape[0])]
-        return [Tensor(name, self.shape[1:], self.dims[1:], self.transposed) for name in names]
+        return [Tensor(name, self.shape[1:], self.transposed) for name in names]
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """Shape in the file."""
+        return self.shape[::-1] if self.transposed else self.shape
 
 
 _QUERY_SIZE = 'num_attention_heads·head_dim'
@@ -165,7 +168,7 @@ def tensors(config: ModelConfig) -> dict[str, Tensor]:
         shape = tuple(sizes[dim] for dim in dims)
         # The embedding is a table [vocabulary, hidden] in both formats, not a kernel.
         transposed = path.endswith('/kernel') or '/moe/' in path or path == 'head'
-        result[path] = Tensor(name, shape, dims, transposed, '*' in name)
+        result[path] = Tensor(name, shape, transposed, '*' in name)
     return result
 
 
@@ -200,9 +203,6 @@ def _layer_tensors(config: ModelConfig) -> dict[str, tuple[str, tuple[str, ...]]
 
 
 _DTYPES = ('F32', 'BF16', 'F16', 'F64')
-# Heads of classifiers and of reward and value models.
-_OTHER_HEADS = ('score.', 'v_head.', 'value_head.', 'classifier.')
-_PREFIX = 'model.'
 _EMBEDDING, _HEAD = 'model.embed_tokens.weight', 'lm_head.weight'
 # Weights of models are far smaller; a larger number is a damaged one, and products with it overflow.
 LARGEST_NUMBER = 2.0**20
@@ -212,15 +212,6 @@ _BFLOAT16_MAGNITUDE = np.uint16(0x7FFF)
 # Bytes of a tensor that are compared at a time.
 _PIECE_BYTES = 16 << 20
 _INDEX = 'model.safetensors.index.json'
-# Files of weights in other formats, by their endings.
-_OTHER_FORMATS = {
-    '.bin': 'PyTorch’s',
-    '.pt': 'PyTorch’s',
-    '.pth': 'PyTorch’s',
-    '.gguf': 'llama.cpp’s',
-    '.h5': 'TensorFlow’s',
-    '.msgpack': 'Flax’s',
-}
 
 
 class StoredTensor(NamedTuple):
@@ -271,45 +262,30 @@ def _weight_files(folder: Path) -> list[Path]:
     index = folder / _INDEX
     if not index.exists():
         if not single.exists():
+            others = ', '.join(sorted(path.name for path in folder.iterdir()))
             raise CheckpointError(
-                f'{folder}: holds neither model.safetensors nor {_INDEX}{_other_weights(folder)}'
+                f'{folder}: holds neither model.safetensors nor {_INDEX} (only {others}); copy the folder again, or '
+                'write it with save_pretrained of transformers'
             )
         return [single]
     try:
-        weight_map = json_text.read_object(index)['weight_map']
-        names = sorted(set(weight_map.values()))
-        files = [folder / name for name in names]
+        names = set(json_text.read_object(index)['weight_map'].values())
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise CheckpointError(
             f'{index}: cannot be read as an index of tensors ({error!r})'
         ) from None
-    if not names:
-        raise CheckpointError(f'{index}: names no file; copy it again')
-    for name in names:
-        # A path could read any file of the machine.
-        if Path(name).name != name or name == '..':
-            raise CheckpointError(
-                f'{index}: names {name!r}, which is no file of the folder; take the index of this checkpoint'
-            )
+    # A path could read any file of the machine.
+    absent = names - {path.name for path in folder.iterdir()}
+    if absent:
+        raise CheckpointError(
+            f'{index}: names {absent.pop()!r}, which is no file of the folder; copy the folder again'
+        )
     # If both exist, it is unclear which weights are meant.
-    if single.exists() and single not in files:
+    if single.exists() and single.name not in names:
         raise CheckpointError(
             f'{folder}: holds model.safetensors and an index of other files; remove one of them'
         )
-    return files
-
-
-def _other_weights(folder: Path) -> str:
-    """Returns the end of a message about a folder without weights: what it holds instead, and what to do."""
-    for file in sorted(folder.glob('*')):
-        if file.suffix == '.safetensors':
-            return f'; it holds {file.name}: copy the index, or give a single file that name'
-        if file.suffix in _OTHER_FORMATS and file.stat().st_size:
-            return (
-                f'; {file.name} is in {_OTHER_FORMATS[file.suffix]} format: load the folder with transformers and '
-                'write it with save_pretrained'
-            )
-    return '; copy the folder again'
+    return [folder / name for name in sorted(names)]
 
 
 def file_headers(path: Path) -> StoredTensors:
@@ -320,20 +296,6 @@ def file_headers(path: Path) -> StoredTensors:
             # Opens the tensor without reading its values.
             header = file.get_slice(name)
             stored[name] = StoredTensor(path, name, tuple(header.get_shape()), header.get_dtype())
-    return stored
-
-
-def read_headers(folder: Path) -> StoredTensors:
-    """Returns every tensor of a folder by name. Reads the headers only."""
-    stored: StoredTensors = {}
-    for path in _weight_files(folder):
-        for name, tensor in file_headers(path).items():
-            if name in stored:
-                first_file = stored[name].file.name
-                raise CheckpointError(
-                    f'{folder}: tensor {name} is in both {first_file} and {path.name}'
-                )
-            stored[name] = tensor
     return stored
 
 
@@ -366,75 +328,63 @@ def has_other_head(folder: Path) -> bool:
 
 
 def decoder_headers(folder: Path) -> StoredTensors:
-    """Returns the tensors of the decoder of a folder, named as in a model that has no other parts."""
-    stored = read_headers(folder)
-    if not is_wrapped(folder):
-        return stored
-    selected = {}
-    for name, tensor in stored.items():
-        name_in_decoder = decoder_name(name)
-        if name_in_decoder is not None:
-            selected[name_in_decoder] = tensor
-    return selected
+    """Returns the tensors of the decoder of a folder, named as in a model that has no other parts.
+
+    Reads the headers only.
+    """
+    has_other_parts = is_wrapped(folder)
+    stored: StoredTensors = {}
+    for path in _weight_files(folder):
+        for tensor in file_headers(path).values():
+            name = decoder_name(tensor.name) if has_other_parts else tensor.name
+            if name in stored:
+                first_file = stored[name].file.name
+                raise CheckpointError(
+                    f'{folder}: tensor {name} is in both {first_file} and {path.name}'
+                )
+            if name is not None:
+                stored[name] = tensor
+    return stored
 
 
 def checked_headers(folder: Path, config: ModelConfig) -> StoredTensors:
     """Returns `decoder_headers`; CheckpointError unless they are those that config.json requires."""
     stored = decoder_headers(folder)
-    for name in stored:
-        if name.startswith(_OTHER_HEADS):
-            raise CheckpointError(
-                f'{folder}: tensor {name} is the head of a classifier, reward or value model; take the checkpoint of a '
-                'language model'
-            )
-    expected: list[Tensor] = []
+    expected: dict[str, tuple[int, ...]] = {}
     for parameter in tensors(config).values():
-        expected += parameter.parts
-    for tensor in expected:
-        if tensor.name not in stored:
-            advice = ''
-            if tensor.name == _HEAD:
-                advice = '; copy it, or write tie_word_embeddings=true into config.json'
-            elif tensor.name.removeprefix(_PREFIX) in stored:
-                advice = (
-                    f', and {tensor.name.removeprefix(_PREFIX)} is there, as AutoModel of transformers writes it; '
-                    'write the original with AutoModelForCausalLM'
-                )
-            elif f'{tensor.name.partition(".experts.")[0]}.experts.gate_up_proj' in stored:
-                advice = (
-                    ', and the experts are there as one tensor; write the folder with '
-                    'save_pretrained(save_original_format=True)'
-                )
-            raise CheckpointError(f'{folder}: tensor {tensor.name} is missing{advice}')
-        _check_tensor(tensor, stored[tensor.name])
-    unexpected = set(stored) - {tensor.name for tensor in expected}
-    # Redundant tensors: the head of a tied model, and the rotary frequencies that old folders hold.
-    unexpected.discard(_HEAD)
-    if config.delta is not None:
-        # Heads that predict further tokens, for speculative decoding; `transformers` ignores them, too.
-        unexpected = {name for name in unexpected if not name.startswith('mtp.')}
-    for name in sorted(unexpected):
-        if not name.endswith('rotary_emb.inv_freq'):
-            model = f'{config.family} model of {config.layers} layers'
-            raise CheckpointError(
-                f'{folder}: tensor {name} has no place in a {model}; {OTHER_CONFIG}'
+        for part in parameter.parts:
+            expected[part.name] = part.stored_shape
+    for name in sorted(expected.keys() ^ stored.keys()):
+        if name in stored and _says_nothing_new(name, config):
+            continue
+        problem = 'is missing'
+        if name in stored:
+            problem = f'has no place in a {config.family} model of {config.layers} layers'
+        fix = 'take the config.json that belongs to the weights'
+        if f'{name.partition(".experts.")[0]}.experts.gate_up_proj' in stored:
+            fix = (
+                'the experts are there as one tensor; write the folder with '
+                'save_pretrained(save_original_format=True)'
             )
+        raise CheckpointError(f'{folder}: tensor {name} {problem}; {fix}')
+    for name, shape in expected.items():
+        if stored[name].shape != shape:
+            raise CheckpointError(
+                f'{stored[name].file}: tensor {name} has shape {stored[name].shape}, config.json asks for {shape}; '
+                'take the config.json that belongs to the weights'
+            )
+        check_dtype(stored[name])
     return stored
 
 
-def _check_tensor(tensor: Tensor, stored: StoredTensor) -> None:
-    """Raises CheckpointError unless a stored tensor has the expected shape and a supported dtype."""
-    shape = tensor.shape
-    dims = tensor.dims
-    if tensor.transposed:
-        shape = shape[::-1]
-        dims = dims[::-1]
-    if stored.shape != shape:
-        raise CheckpointError(
-            f'{stored.file}: tensor {tensor.name} has shape {stored.shape}, config.json asks for {shape} '
-            f'({", ".join(dims)}); {OTHER_CONFIG}'
-        )
-    check_dtype(stored)
+def _says_nothing_new(name: str, config: ModelConfig) -> bool:
+    """Returns whether a tensor that the decoder does not use can be passed over.
+
+    The head of a tied model, the rotary frequencies that old folders hold, and heads that predict further tokens, for
+    speculative decoding, which `transformers` ignores, too.
+    """
+    is_further_head = config.delta is not None and name.startswith('mtp.')
+    return name == _HEAD or is_further_head or name.endswith('rotary_emb.inv_freq')
 
 
 def check_dtype(stored: StoredTensor) -> None:

@@ -24,7 +24,7 @@ import transformers
 from jaxtyping import Int
 
 from zeroplay_jax.policy.adapter_config import base_folder
-from zeroplay_jax.policy.config_fields import vocabulary_size
+from zeroplay_jax.policy.families import vocabulary_size
 from zeroplay_jax.retrieval import json_text
 from zeroplay_jax.rollout import tokenizer_rules
 from zeroplay_jax.rollout.chat_template import ChatTemplate

@@ -13,7 +13,7 @@ import jinja2
 from zeroplay_jax.learner.weights_view import FrozenBase, weights_fingerprint
 from zeroplay_jax.policy import adapters, hf, sharding
 from zeroplay_jax.policy.adapter_config import AdapterConfig
-from zeroplay_jax.policy.config_fields import is_wrapped
+from zeroplay_jax.policy.families import is_wrapped
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.retrieval import downloads, json_text
 from zeroplay_jax.rollout.environment import Environment

@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 from zeroplay_jax.configs import common, drzero, english, quickstart
 from zeroplay_jax.configuration.fields import default_config, read_stored_config
 from zeroplay_jax.configuration.planning import forget
-from zeroplay_jax.policy import families
+from zeroplay_jax.policy import shape
 from zeroplay_jax.policy.adapter_config import base_folder
 from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.selfplay.recipe import trained_roles
@@ -74,6 +74,6 @@ def _settings_of_origin(folder: pathlib.Path) -> ConfigDict:
         if tokenizer == (checkpoint / 'tokenizer.json').read_bytes():
             return get_config()
     config = _instructed()
-    positions, _ = families.longest_context(folder)
+    positions, _ = shape.longest_context(folder)
     config.sampler.context = min(config.sampler.context, positions)
     return config
