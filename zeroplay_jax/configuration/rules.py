@@ -26,6 +26,7 @@ from zeroplay_jax.configuration.places import (
 )
 from zeroplay_jax.mini import world
 from zeroplay_jax.objectives import rewards
+from zeroplay_jax.objectives.advantages import resolve_advantage
 from zeroplay_jax.objectives.registry import BUILT_IN_LOSSES, LossProperties
 from zeroplay_jax.retrieval.command import similar_path
 from zeroplay_jax.rollout.prompts import select
@@ -95,30 +96,22 @@ def check_advantages(config: ConfigDict, recipe: type[Recipe]) -> None:
             if settings.baseline == 'value':
                 problem = 'a value network computes the advantages from returns'
                 fail(f'{role}.advantage', name, problem, 'take group or turn, or another baseline')
-            is_per_turn = _is_per_turn(name, settings)
-        else:
-            is_per_turn = True
-            if role not in recipe.turn_reward_roles:
-                problem = f'recipe {config.recipe} gives {role} no rewards per turn'
-                fix = 'take group, or set Row.turn_rewards and Recipe.turn_reward_roles'
-                fail(f'{role}.advantage', name, problem, fix)
-            if settings.scale != 'none' and settings.baseline != 'value':
-                problem = 'dividing the advantages of turns by their deviation would bias them'
-                fail(f'{role}.scale', settings.scale, problem, f'set {role}.scale=none')
-        if is_per_turn and not properties_of(settings.loss).per_token:
+            # Whether it is per turn is known when it has been called.
+            try:
+                resolve_advantage(name)
+            except ValueError as error:
+                raise ConfigError(str(error)) from None
+            continue
+        if role not in recipe.turn_reward_roles:
+            problem = f'recipe {config.recipe} gives {role} no rewards per turn'
+            fix = 'take group, or set Row.turn_rewards and Recipe.turn_reward_roles'
+            fail(f'{role}.advantage', name, problem, fix)
+        if settings.scale != 'none' and settings.baseline != 'value':
+            problem = 'dividing the advantages of turns by their deviation would bias them'
+            fail(f'{role}.scale', settings.scale, problem, f'set {role}.scale=none')
+        if not properties_of(settings.loss).per_token:
             problem = f'a ratio per rollout has one advantage, and {name} gives one per turn'
             fail(f'{role}.loss', settings.loss, problem, 'take token_pg')
-
-
-def _is_per_turn(name: str, settings: ConfigDict) -> bool:
-    """Tries an advantage of another package; returns whether it is per turn."""
-    # Its types import JAX.
-    from zeroplay_jax.objectives.advantage_checks import check_advantage
-
-    try:
-        return check_advantage(name, settings)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
 
 
 # ---- value networks (<role>.baseline=value) --------------------------------------------------------
