@@ -640,6 +640,7 @@ CHANGEABLE_FIELDS = (
     'plan',
     'progress',
     'stop_after_empty_steps',
+    'stop_at_alarms',
     'log.samples_every',
     'log.writers',
     'profile.steps',
@@ -661,8 +662,6 @@ CHANGEABLE_FIELDS = (
 def changeable_fields(config: ConfigDict | Config) -> tuple[str, ...]:
     """Returns the fields that may change when a run of this config is resumed."""
     changeable = list(CHANGEABLE_FIELDS)
-    # Levels of alarms.
-    changeable += [name for name in leaves(config) if name.startswith('alarms.')]
     if config.rollout.deterministic:
         # The limit has no effect in a deterministic run, which has no deadlines.
         changeable.append('rollout.tool_timeout')

@@ -38,7 +38,7 @@ from zeroplay_jax.settings.kinds import (
     prompts_text,
 )
 from zeroplay_jax.settings.rollouts import SamplerConfig, written_tokens
-from zeroplay_jax.settings.schema import Adapters, Config, ValueNetwork, reaches
+from zeroplay_jax.settings.schema import Adapters, Config, ValueNetwork
 from zeroplay_jax.tools.registry import check_name as check_tool_name
 
 # ---- adapters (policy.adapters) --------------------------------------------------------------------
@@ -185,14 +185,6 @@ def check_writers(config: ConfigDict, recipe: type[Recipe]) -> None:
         if name in _OPTIONAL and not _is_installed(name):
             fix = f'install it with .venv/bin/pip install {name}, or leave it out'
             fail('log.writers', names, f'the package {name} is not installed', fix)
-
-
-def check_alarms(config: ConfigDict, recipe: type[Recipe]) -> None:
-    """Refuses an alarm that stops the run before it warns: its levels are probably exchanged."""
-    for name, (warn, stop, _) in config.alarms.items():
-        if warn != stop and warn and reaches(name, warn, stop):
-            fix = 'exchange its first two levels, or set the first to 0'
-            fail(f'alarms.{name}', config.alarms[name], 'stops before it warns', fix)
 
 
 def _is_installed(name: str) -> bool:
@@ -636,7 +628,6 @@ RULES: tuple[Rule, ...] = (
     _check_updates,
     check_ahead,
     check_writers,
-    check_alarms,
     check_judge,
     fetch_addresses,
     _check_roles,
