@@ -116,7 +116,7 @@ def _read_side(files: list[str]) -> tuple[str, list[dict]]:
     results = [_read_result(path) for path in paths]
     file_of_run: dict[str, str] = {}
     for file, result in zip(files, results, strict=True):
-        # Policies that no run exported, and results of earlier versions, name none.
+        # Policies that no run exported name none.
         run = result['settings'].get(run_record.HASH_FIELD) or str(pathlib.Path(file).resolve())
         if run in file_of_run:
             raise UserError(

@@ -46,7 +46,6 @@ from zeroplay_jax.settings.schema import (
     Run,
     TrainedRole,
 )
-from zeroplay_jax.types import Json
 
 
 def default_config(recipe: str = 'drzero', like: ConfigDict | None = None) -> ConfigDict:
@@ -674,7 +673,7 @@ def check(workdir: str | pathlib.Path, config: ConfigDict | Config) -> None:
     Raises:
       WorkdirError: one line.
     """
-    arguments = (frozen(config).to_dict(), changeable_fields(config), defaults(config))
+    arguments = (frozen(config).to_dict(), changeable_fields(config))
     if objects.is_address(workdir):
         # Only a run in a bucket loads this code.
         from zeroplay_jax.runtime import remote_workdir
@@ -682,8 +681,3 @@ def check(workdir: str | pathlib.Path, config: ConfigDict | Config) -> None:
         remote_workdir.check(str(workdir), config.bucket.spool, *arguments)
     else:
         run_workdir.check(pathlib.Path(workdir), *arguments)
-
-
-def defaults(config: ConfigDict | Config) -> Json:
-    """Returns the defaults of all fields, which the record of a run of an earlier version may lack."""
-    return _model_of(config)().to_dict()
