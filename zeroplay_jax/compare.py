@@ -187,8 +187,7 @@ def _differences(
 def _rows(sides: Sides, paired: bool) -> dict[str, dict[str, tables.Figure]]:
     """Returns heading → row: scores of all sides, then differences from the first one."""
     (first, baselines), *others = sides.items()
-    # Files of earlier versions have one score of several samples.
-    kinds = min((question_sets.kinds(one) for side in sides.values() for one in side), key=len)
+    kinds = question_sets.kinds(baselines[0])
     rows = {}
     for heading, results in sides.items():
         for kind in kinds:

@@ -345,7 +345,7 @@ def _add_true_hops(config: dict[str, Any], trajectories: list[Any]) -> None:
         near_misses = config['world']['near_misses']
         seeds = range(first_seed, first_seed + count)
         worlds = [World(seed, 'train', near_misses) for seed in seeds]
-    # A config of another version, or one that was edited.
+    # Without the record of the run its config is not known.
     except (KeyError, TypeError, ValueError, UserError):
         return
     for row in trajectories:

@@ -369,12 +369,7 @@ class GroupFilter:
         self._carried_over = {}
         for role, text in state.items():
             try:
-                if not isinstance(text, str):
-                    raise ValueError('an earlier version saved them')
-                rows = from_bytes(base64.b64decode(text))
-                if not isinstance(rows, list) or not all(isinstance(row, Row) for row in rows):
-                    raise ValueError('no rows')
-                self._carried_over[role] = rows
+                self._carried_over[role] = from_bytes(base64.b64decode(text))
             except ValueError as error:
                 raise UserError(
                     f'checkpoint: the rows that role {role} carried over cannot be read ({error}); resume with the '
