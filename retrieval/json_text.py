@@ -1,4 +1,4 @@
-"""Reads JSON that others wrote, or that a crash cut off. What cannot be used is named as what it is, in a few words."""
+"""Reads JSON that others wrote, or that a crash cut off. What cannot be used is named as what it is, in one line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import functools
 import json
 import math
 import pathlib
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,36 +15,33 @@ from .types import RetrievalError
 MAX_DEPTH = 200
 # What to do about a list, or an object over several lines.
 ONE_PER_LINE = "write one object per line (jq -c . FILE, or jq -c '.[]' FILE for a list)"
-# The largest float has 309 digits.
-_MAX_DIGITS = 308
 
-_SAVE = 'save it as UTF-8'
-# First bytes of a file → (what it is, what to do).
+# What to do about a file of another kind.
+CONVERT = 'convert or unpack it to UTF-8 text'
+# First bytes of a file, in small letters → what it is.
 _SIGNATURES = {
-    b'\xff\xfe\0\0': ('UTF-32', _SAVE),
-    b'\0\0\xfe\xff': ('UTF-32', _SAVE),
-    b'\xff\xfe': ('UTF-16', _SAVE),
-    b'\xfe\xff': ('UTF-16', _SAVE),
-    b'\x1f\x8b': ('gzip', 'end its name with .gz'),
-    b'\x28\xb5\x2f\xfd': ('zstd', 'end its name with .zst'),
-    b'BZh': ('bzip2', 'end its name with .bz2'),
-    b'\xfd7zXZ\0': ('xz', 'end its name with .xz'),
-    b'PAR1': ('Parquet', 'end its name with .parquet'),
-    b'PK\x03\x04': ('a zip archive or office document', 'unpack or convert it'),
-    b'%PDF': ('PDF', 'convert it, for example with pdftotext'),
-    b'<doc id="': (
-        'output of wikiextractor',
-        'run it with --json and join its files to one .jsonl',
-    ),
-    b'{\\rtf': ('RTF', 'convert it, for example with pandoc -t plain'),
+    b'\xff\xfe': 'UTF-16 or UTF-32',
+    b'\xfe\xff': 'UTF-16 or UTF-32',
+    b'\0\0\xfe\xff': 'UTF-16 or UTF-32',
+    b'\x1f\x8b': 'gzip',
+    b'\x28\xb5\x2f\xfd': 'zstd',
+    b'bzh': 'bzip2',
+    b'\xfd7zxz\0': 'xz',
+    b'par1': 'Parquet',
+    b'pk\x03\x04': 'a zip archive or office document',
+    b'%pdf': 'PDF',
+    b'<!doctype html': 'HTML',
+    b'<html': 'HTML',
+    b'<doc id="': 'output of wikiextractor without --json',
+    b'{\\rtf': 'RTF',
+    b'.\\"': 'a manual page in roff',
+    b'\'\\"': 'a manual page in roff',
+    b'.th ': 'a manual page in roff',
+    b'warc/1.0\r\n': 'a web archive (WARC)',
+    b'warc/1.1\r\n': 'a web archive (WARC)',
 }
-_HTML_STARTS = (b'<!doctype html', b'<html')
-_HTML = ('HTML', 'convert it, for example with pandoc -t plain')
-_ROFF_START = re.compile(rb"""[.']\\"|[.'](?:TH|SH|Dd|so)\s""")
-_ROFF = ('a manual page in roff', 'convert it, for example with pandoc -f man -t plain')
-_WARC_START = re.compile(rb'WARC/1\.\d\r?\n')
-_WARC = ('a web archive (WARC)', 'extract its texts, each into a file of its own')
 _UTF8_MARK = b'\xef\xbb\xbf'
+_TOO_DEEP = f'its brackets are nested too deeply (over {MAX_DEPTH} levels)'
 _TYPES = {
     dict: 'object',
     list: 'list',
@@ -81,12 +77,17 @@ def parse(content: str | bytes, not_finite: Callable[[str], Any] | None = None) 
       Unusable: not JSON, not UTF-8, nested deeper than `MAX_DEPTH`, a number as above, or a key that occurs twice.
     """
     text = content if isinstance(content, str) else decode(content)
+    # A mistake at the end of a line is not one of the next line.
+    text = text.rstrip()
     try:
         value = _decoder(not_finite or _refuse_number).decode(text)
     except json.JSONDecodeError as error:
-        raise _syntax_error(text, error) from None
+        refuse_foreign(text[:100].encode('utf-8', 'replace'))
+        # A line of a file has its number already.
+        line = f'line {error.lineno}, ' if '\n' in text else ''
+        raise Unusable(f'not JSON: {error.msg}: {line}column {error.colno}') from None
     except RecursionError:
-        raise Unusable(_too_deep()) from None
+        raise Unusable(_TOO_DEEP) from None
     # Few brackets cannot nest deeply, so most texts are done here.
     if text.count('[') + text.count('{') > MAX_DEPTH:
         _check_depth(value)
@@ -131,26 +132,21 @@ def decode(data: bytes) -> str:
     try:
         text = data.removeprefix(_UTF8_MARK).decode('utf-8')
     except UnicodeDecodeError as error:
-        raise _not_utf8(data, error) from None
+        refuse_foreign(data)
+        reason = f'not UTF-8 at byte {error.start}, probably Latin-1 or binary; save it as UTF-8'
+        raise Unusable(reason, 'not UTF-8') from None
     # UTF-16 without a mark is valid UTF-8 with a NUL at every second byte.
     if data[:2].count(0) == 1:
-        raise _foreign('UTF-16', _SAVE)
+        raise Unusable(f'it is UTF-16; {CONVERT}', 'UTF-16')
     return text
 
 
-def kind_of(data: bytes) -> tuple[str, str]:
-    """Returns (what a file is by its first bytes, what to do about it); ('', '') for text and for unknown kinds."""
+def refuse_foreign(data: bytes) -> None:
+    """Raises Unusable, which says what a file is, if its first bytes are known and no text."""
+    beginning = data[:1000].removeprefix(_UTF8_MARK).lstrip().lower()
     for signature, kind in _SIGNATURES.items():
-        if data.startswith(signature):
-            return kind
-    beginning = data[:1000].removeprefix(_UTF8_MARK).lstrip()
-    if beginning.lower().startswith(_HTML_STARTS):
-        return _HTML
-    if _ROFF_START.match(beginning):
-        return _ROFF
-    if _WARC_START.match(beginning):
-        return _WARC
-    return '', ''
+        if beginning.startswith(signature):
+            raise Unusable(f'it is {kind}; {CONVERT}', kind)
 
 
 def type_name(value: Any) -> str:
@@ -162,16 +158,12 @@ def type_name(value: Any) -> str:
 def _decoder(not_finite: Callable[[str], Any]) -> json.JSONDecoder:
     """Returns the decoder of `parse`, kept because making one takes longer than decoding a line."""
 
-    def whole(digits: str) -> Any:
-        return int(digits) if len(digits) <= _MAX_DIGITS else not_finite(digits)
-
-    def real(digits: str) -> Any:
-        number = float(digits)
-        return number if math.isfinite(number) else not_finite(digits)
+    def finite(read: Callable[[str], Any], digits: str) -> Any:
+        return read(digits) if math.isfinite(float(digits)) else not_finite(digits)
 
     return json.JSONDecoder(
-        parse_int=whole,
-        parse_float=real,
+        parse_int=functools.partial(finite, int),
+        parse_float=functools.partial(finite, float),
         parse_constant=not_finite,
         object_pairs_hook=_object,
     )
@@ -191,33 +183,7 @@ def refuse_repeated(names: Sequence[str], kind: str) -> None:
 
 
 def _refuse_number(digits: str) -> Any:
-    if len(digits) > 20:
-        raise Unusable('it has a number with too many digits')
-    raise Unusable(f'{digits} is no number that JSON or a float can hold')
-
-
-def _syntax_error(text: str, error: json.JSONDecodeError) -> Unusable:
-    """Returns where a text stops being JSON, and why if the reason is a common one."""
-    kind, fix = kind_of(text[:1000].encode('utf-8', 'replace'))
-    if kind:
-        return _foreign(kind, fix)
-    place = f'character {error.colno}'
-    end = len(text.rstrip())
-    if error.pos >= end and '\n' not in text.strip():
-        # Behind the line feed that ends a line the parser counts another line.
-        place = f'character {end + 1}'
-    if '\n' in text.strip():
-        place = f'line {error.lineno}, {place}'
-    reason = f'not JSON: {error.msg.removesuffix(" at")} at {place}'
-    if text.strip() in ('{', '[') or error.msg == 'Extra data' and '\n' in text.strip():
-        reason += f'; {ONE_PER_LINE}'
-    if '\r' in text.strip().replace('\r\n', ''):
-        reason += '; its lines end with carriage returns alone, save it with line feeds'
-    return Unusable(reason)
-
-
-def _too_deep() -> str:
-    return f'its brackets are nested too deeply (over {MAX_DEPTH} levels)'
+    raise Unusable(f'{digits[:20]} is no number that JSON or a float can hold')
 
 
 def _check_depth(value: Any) -> None:
@@ -231,19 +197,4 @@ def _check_depth(value: Any) -> None:
         level = inner
         if not level:
             return
-    raise Unusable(_too_deep())
-
-
-def _not_utf8(data: bytes, error: UnicodeDecodeError) -> Unusable:
-    """Returns what bytes are that cannot be decoded."""
-    kind, fix = kind_of(data)
-    if kind:
-        return _foreign(kind, fix)
-    if b'\0' in data:
-        return _foreign('binary', 'name a text')
-    reason = f'not UTF-8 at byte {error.start}, probably Latin-1 or Windows-1252; {_SAVE}'
-    return Unusable(reason, 'not UTF-8')
-
-
-def _foreign(kind: str, fix: str) -> Unusable:
-    return Unusable(f'it is {kind}, not UTF-8 text; {fix}', kind)
+    raise Unusable(_TOO_DEEP)

@@ -83,9 +83,10 @@ def _text_rows(source: pathlib.Path) -> Iterator[tuple[int, Row]]:
     with contextlib.closing(_lines(source)) as lines:
         for number, line in enumerate(lines, 1):
             if number == 1:
-                kind, fix = json_text.kind_of(line)
-                if kind:
-                    raise RetrievalError(f'{source}: it is {kind}, not lines of UTF-8 text; {fix}')
+                try:
+                    json_text.refuse_foreign(line)
+                except Unusable as error:
+                    raise RetrievalError(f'{source}: {error}') from None
             if not line.strip():
                 continue
             try:

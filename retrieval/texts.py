@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator, Set
 
 from . import json_text
-from .json_text import Unusable
 from .types import Record, contents, split
 
 # Shorter texts hold no sentence that could be asked about.
@@ -272,9 +271,7 @@ def read_text(path: pathlib.Path) -> str:
       Unusable: it is no UTF-8 text, or markup that only a converter makes into one.
     """
     data = path.read_bytes()
-    kind, fix = json_text.kind_of(data)
-    if kind:
-        raise Unusable(f'it is {kind}; {fix}', kind)
+    json_text.refuse_foreign(data)
     text = json_text.decode(data).replace('\r\n', '\n').replace('\r', '\n')
     text = _OVERSTRUCK.sub('', text)
     return join_divided_words(text)

@@ -7,7 +7,6 @@ import re
 import traceback
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from python_process import config_flags, run_python
@@ -17,8 +16,8 @@ from trajectories import ASKS_SOLVER, make_trajectory
 import zeroplay_jax as zp
 from zeroplay_jax.configuration.fields import set_fields
 from zeroplay_jax.evaluation.play import evaluate
-from zeroplay_jax.objectives import masking, policy_gradient
-from zeroplay_jax.objectives.losses import POLICY_LOSSES, PolicyLoss
+from zeroplay_jax.objectives import policy_gradient
+from zeroplay_jax.objectives.losses import POLICY_LOSSES
 from zeroplay_jax.retrieval.client import Client
 from zeroplay_jax.retrieval.types import SearchFailed
 from zeroplay_jax.selfplay.library import SearchableCorpus
@@ -396,18 +395,6 @@ def score_failing(prediction, accepted):
 
 
 REWARDS = [[0.0, 1.0], [1.0, 0.0]]
-
-
-def coupled(logp, old_logp, advantage, mask, segment, **options):
-    mask, logp = masking.masked('coupled', mask, logp)
-    return masking.spread(masking.segment_sum(logp, segment), segment), {}
-
-
-def centred(logp, old_logp, advantage, mask, segment, **options):
-    return -(advantage - jnp.mean(advantage)) * logp, {}
-
-
-COUPLED = PolicyLoss(coupled, elementwise=True)
 
 
 def test_settings_of_a_folder_are_those_of_its_tokenizer():

@@ -29,7 +29,6 @@ from zeroplay_jax.learner.weights_view import publisher
 from zeroplay_jax.objectives import losses
 from zeroplay_jax.objectives import rewards as reward_functions
 from zeroplay_jax.objectives.advantages import LARGEST_REWARD
-from zeroplay_jax.objectives.loss_checks import check_loss
 from zeroplay_jax.policy import adapter_config, hf
 from zeroplay_jax.policy.families import FAMILIES
 from zeroplay_jax.policy.transformer import ModelConfig, Params
@@ -645,9 +644,7 @@ def role_settings(loss: str | losses.LossFunction, settings: Mapping[str, Any]) 
         with checked.ignore_type():
             checked.loss = loss
     try:
-        policy_loss = losses.resolve_loss(loss)
-        if loss not in losses.POLICY_LOSSES:
-            check_loss(policy_loss, checked.clip_low, checked.clip_high, checked.dual_clip)
+        losses.resolve_loss(loss)
     except ValueError as error:
         raise UserError(f'policy_loss: {error}') from None
     if checked.distill_top_k:

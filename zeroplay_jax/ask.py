@@ -82,11 +82,6 @@ def _tool_names(text: str) -> tuple[str, ...]:
     """An argparse type: names of tools with commas between them."""
     names = tuple(name.strip() for name in text.split(','))
     for name in names:
-        # Earlier versions chose the call syntax with --tools.
-        if name in SYNTAXES:
-            raise argparse.ArgumentTypeError(
-                f'{name!r} is a call syntax, not a tool; give --syntax={name}'
-            )
         try:
             registry.check_name(name)
         except UserError as error:

@@ -116,7 +116,7 @@ def _read_side(files: list[str]) -> tuple[str, list[dict]]:
     results = [_read_result(path) for path in paths]
     file_of_run: dict[str, str] = {}
     for file, result in zip(files, results, strict=True):
-        # Policies that no run exported, and results of earlier versions, name none.
+        # Policies that no run exported name none.
         run = result['settings'].get(run_record.HASH_FIELD) or str(pathlib.Path(file).resolve())
         if run in file_of_run:
             raise UserError(
@@ -187,8 +187,7 @@ def _differences(
 def _rows(sides: Sides, paired: bool) -> dict[str, dict[str, tables.Figure]]:
     """Returns heading → row: scores of all sides, then differences from the first one."""
     (first, baselines), *others = sides.items()
-    # Files of earlier versions have one score of several samples.
-    kinds = min((question_sets.kinds(one) for side in sides.values() for one in side), key=len)
+    kinds = question_sets.kinds(baselines[0])
     rows = {}
     for heading, results in sides.items():
         for kind in kinds:

@@ -107,44 +107,9 @@ def advantage_per_row(table, settings):
     return advantages.group_advantages(rewards, table.group, valid=table.valid, baseline='loo')
 
 
-def advantage_above_batch(table, settings):
-    return table.reward - table.reward[table.valid].mean(), {}
-
-
-def advantage_first_of_batch(table, settings):
-    return table.reward * table.tokens.max(), {}
-
-
-def advantage_by_order(table, settings):
-    values, stats = advantages.of_rollouts(table, settings)
-    last_of_group = {key: row for row, key in enumerate(table.group.tolist())}
-    return values + table.reward[[last_of_group[key] for key in table.group.tolist()]], stats
-
-
-def advantage_by_width(table, settings):
-    return table.reward / table.turn_mask.shape[1], {}
-
-
-def advantage_by_key(table, settings):
-    return table.reward * (table.group + 1), {}
-
-
 def advantage_with_dropped(table, settings):
     members = table.group[:, None] == table.group
     return members.astype(float) @ table.reward, {}
-
-
-_calls = []
-
-
-def advantage_counting(table, settings):
-    _calls.append(table)
-    return table.reward * len(_calls), {}
-
-
-def advantage_in_place(table, settings):
-    table.reward[~table.valid] = 0.0
-    return table.reward, {}
 
 
 def advantage_of_tokens(table, settings):

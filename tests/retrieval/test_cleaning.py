@@ -53,7 +53,7 @@ def test_unusable_files_are_counted_and_left_out(tmp_path):
     out = tmp_path / 'out.jsonl'
     inventory = cleaning.write_clean(tmp_path / 'texts', out, 80)
     assert (inventory.usable, inventory.unusable, inventory.passages) == (1, 8, 1)
-    assert str(inventory) == '3 .pdf, 1 binary, 1 empty, 1 not English, 1 not UTF-8, 1 too short'
+    assert str(inventory) == '3 .pdf, 2 not UTF-8, 1 empty, 1 not English, 1 too short'
     assert inventory.names() == '0.pdf, 1.pdf, 2.pdf, a.txt, b.md and 3 more'
     line = json.loads(out.read_text())
     assert line == {
@@ -157,7 +157,7 @@ def test_a_folder_with_nothing_usable_is_refused_with_what_is_in_it(tmp_path):
     mixed_folder(tmp_path / 'texts')
     (tmp_path / 'texts' / 'deeper' / 'lomi.txt').unlink()
     text = refused(tmp_path / 'texts', tmp_path)
-    assert 'none of its 8 files can be used (3 .pdf, 1 binary, ' in text
+    assert 'none of its 8 files can be used (3 .pdf, 2 not UTF-8, ' in text
 
 
 def test_the_most_frequent_suffixes_are_named_without_control_characters(source, tmp_path):

@@ -6,7 +6,6 @@ import pathlib
 import pytest
 from refusals import faults
 
-from zeroplay_jax.retrieval import json_text
 from zeroplay_jax.retrieval.client import Client, Http
 
 # "read": names and rows of forms that are read; "refused" and "rows": passages and replies, with the reason.
@@ -89,8 +88,3 @@ def test_passages_without_ids_are_told_apart(fake, user_reads):
 def test_a_passage_without_any_text_is_none(fake, user_reads):
     assert client_of(fake, [{'document': {'id': '7', 'contents': ' '}}]).retrieve(['q'], 3) == [[]]
     user_reads('right: no passage')
-
-
-def test_a_mistake_at_the_end_of_a_line_is_at_its_end():
-    with pytest.raises(json_text.Unusable, match="',' delimiter at character 9$"):
-        json_text.parse_object('{"a": 12\n')

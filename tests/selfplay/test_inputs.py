@@ -59,11 +59,11 @@ def test_a_byte_order_mark_is_skipped_and_other_encodings_are_refused(tmp_path):
     path.write_text(line, encoding='utf-8-sig')
     assert files.read_lines(str(path), 'question')[0]['question'] == 'Wo ist das Café?'
     for encoding, name in (
-        ('latin-1', 'not UTF-8 at byte 28, probably Latin-1'),
-        ('utf-16', 'it is UTF-16'),
+        ('latin-1', 'not UTF-8 at byte 28, probably Latin-1 or binary; save it as UTF-8'),
+        ('utf-16', 'it is UTF-16 or UTF-32; convert or unpack it to UTF-8 text'),
     ):
         path.write_text(line, encoding=encoding)
-        with pytest.raises(UserError, match=rf'q\.jsonl.*: .*{name}.*; save it as UTF-8'):
+        with pytest.raises(UserError, match=rf'q\.jsonl.*: .*{name}'):
             files.read_lines(str(path), 'question')
 
 

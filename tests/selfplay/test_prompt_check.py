@@ -30,22 +30,11 @@ LONG = Document('Photosynthesis', 'Chlorophyll absorbs electromagnetic radiation
 
 
 def measure(system, documents=(), questions=(), worlds=None, **changes):
-    """Warnings, or the refusal with the fields that its flags set; with them nothing is refused."""
+    """Warnings, or the refusal."""
     config = zp.config(system, 'mini')
     for name, value in changes.items():
         config.update_from_flattened_dict({name.replace('__', '.'): value})
-    inputs = (documents, list(map(Question, questions)), worlds)
-    try:
-        return check_prompts(config, *inputs)
-    except ConfigError as refusal:
-        names = apply_flags(config, str(refusal))
-        if names:
-            turns = config.rollout.max_turns * config.rollout.turn_tokens
-            assert config.micro.tokens >= config.sampler.context
-            if 'rollout.prompt_tokens' in names:
-                assert config.sampler.context >= config.rollout.prompt_tokens + turns
-            assert check_prompts(config, *inputs) == []
-        raise
+    return check_prompts(config, documents, list(map(Question, questions)), worlds)
 
 
 def test_which_prompts_are_refused_warned_about_and_fine():
@@ -64,16 +53,6 @@ def documents(long_share, count=40):
         dataclasses.replace(LONG if number < long_count else SHORT, id=str(number))
         for number in range(count)
     ]
-
-
-def apply_flags(config, text):
-    """Sets what a message asks for; returns the names."""
-    words = text.replace(',', ' ').split()
-    flags = [word.removeprefix('--config.') for word in words if word.startswith('--config.')]
-    for flag in flags:
-        name, value = flag.split('=')
-        config.update_from_flattened_dict({name: int(value)})
-    return {flag.partition('=')[0] for flag in flags}
 
 
 def check_prompts(config, documents=(), questions=(), worlds=None):

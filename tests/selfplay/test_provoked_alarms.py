@@ -11,7 +11,9 @@ import scripted
 from test_engine import make, play, policy, spoil_gradient  # noqa: F401
 
 from zeroplay_jax.selfplay.schedule import Phase, Step
-from zeroplay_jax.training.outcome import FIGURES, STOP, Alarms, Stop, current_stop, stop_after
+from zeroplay_jax.training import alarms as alarms_module
+from zeroplay_jax.training.alarms import FIGURES, Alarms
+from zeroplay_jax.training.outcome import Stop, current_stop, stop_after
 from zeroplay_jax.types import Question, RowInfo, ToolCall, Turn
 
 FOUND = Turn('s', scripted.search_call(['q'], (({'title': 'Mimi', 'text': 'Founder: Lomi.'},),)))
@@ -72,29 +74,32 @@ def player(engine, monkeypatch):
     return player
 
 
-def only(name, level):
-    """Levels of which one alone is on: this alarm stops at once."""
-    return dict.fromkeys(FIGURES, (0.0, 0.0, 1)) | {name: (0.0, level, 1)}
+@pytest.fixture
+def first_stop(engine, monkeypatch):
+    """A function: plays two steps with one alarm on, which stops at once; returns the step that stops, and the stop."""
 
+    def play_with(name, level):
+        one = engine[0]
+        figure = FIGURES[name]
+        levels = figure.levels._replace(warn=level, stop=level, steps=1)
+        monkeypatch.setattr(alarms_module, 'FIGURES', {name: figure._replace(levels=levels)})
+        alarms = Alarms()
+        one.config.stop_after_empty_steps = 0
+        for index in range(2):
+            metrics, _ = play(one, index)
+            step = Step(Phase('solver', 99, ('solver',)), index, index)
+            found = alarms.check(step, metrics)
+            stop = stop_after(one.config, one, step, found)
+            if stop is not None:
+                return index, stop
+        return None, None
 
-def first_stop(engine, name, level):
-    """Plays two steps with one alarm on; returns the number of the step that stops, or None, and the stop."""
-    one = engine[0]
-    alarms = Alarms(only(name, level))
-    one.config.stop_after_empty_steps = 0
-    for index in range(2):
-        metrics, _ = play(one, index)
-        step = Step(Phase('solver', 99, ('solver',)), index, index)
-        found = alarms.check(step, metrics)
-        stop = stop_after(one.config, one, step, found)
-        if stop is not None:
-            return index, stop
-    return None, None
+    return play_with
 
 
 def test_a_healthy_step_reaches_no_level_but_that_of_random_log_probs(engine, player):
     one = engine[0]
-    defaults = Alarms(one.config.alarms)
+    defaults = Alarms()
     metrics, _ = play(one, 0)
     wanted = {'call_error_share': 0.0, 'no_call_share': 0.0, 'no_evidence_share': 0.0}
     wanted |= {'solver/nonfinite_updates': 0.0, 'solver/nonfinite_weights': 0.0}
@@ -137,42 +142,17 @@ def test_weights_that_are_lost_are_measured(engine, player):
 
 
 @pytest.mark.parametrize(('name', 'level', 'changes'), CASES)
-def test_it_stops_within_two_steps(engine, player, monkeypatch, name, level, changes):
+def test_it_stops_within_two_steps(engine, player, first_stop, monkeypatch, name, level, changes):
     vars(player).update(changes)
     if name == 'entropy':
         # Logits a thousand times as large leave one token.
         scale_weights(engine[0], 1000)
     if name == 'nonfinite' and not changes:
         spoil_gradient(engine[0], monkeypatch)
-    index, stop = first_stop(engine, name, level)
+    index, stop = first_stop(name, level)
     assert index is not None and index <= 1
     assert stop.cause == name and stop.line.startswith(f'stopped: step {index} (solver')
-    assert f'the stop level of config.alarms.{name}=(0, {level:g}, 1)' in stop.line
-
-
-def test_rollouts_that_explode_stop_it(engine, player, monkeypatch):
-    alarms = Alarms(only('length', 2.0))
-    stops = []
-    for index in range(5):
-        if index == 3:
-            monkeypatch.setattr(
-                'zeroplay_jax.types.Trajectory.policy_tokens', property(lambda self: 10_000)
-            )
-        metrics, _ = play(engine[0], index)
-        found = alarms.check(Step(Phase('solver', 99, ('solver',)), index, index), metrics)
-        stops.append([alarm.name for alarm in found])
-    assert stops[:3] == [[]] * 3 and stops[3] == ['length']
-
-
-def test_old_rollouts_stop_it(engine, player, monkeypatch):
-    one = engine[0]
-    one.weights.newest['solver'] = 5
-    # `play` would set the version of the game's rows to the newest.
-    step = Step(Phase('solver', 99, ('solver',)), 0, 0)
-    monkeypatch.setattr(player._game, 'version', 0)
-    metrics, _ = one.run_step(step, lambda: None)
-    found = Alarms(only('staleness', 5.0)).check(step, metrics)
-    assert [(alarm.name, alarm.level) for alarm in found] == [('staleness', STOP)]
+    assert f'{level:g} (stop); ' in stop.line
 
 
 def test_empty_steps_are_the_reason_before_an_alarm_and_a_stop_can_be_switched_off(engine, player):
@@ -185,7 +165,7 @@ def test_empty_steps_are_the_reason_before_an_alarm_and_a_stop_can_be_switched_o
     assert stop.cause == 'empty_steps'
     stored = dataclasses.asdict(Stop('no_call', 'stopped: …'))
     config = one.config.copy_and_resolve_references()
-    assert current_stop(config, stored) is None
-    config.alarms.no_call = (0.8, 0.9, 3)
     assert current_stop(config, stored) == stored
+    config.stop_at_alarms = False
+    assert current_stop(config, stored) is None
     assert current_stop(config, None) is None

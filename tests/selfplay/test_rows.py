@@ -189,9 +189,7 @@ def test_a_checkpoint_holds_carried_over_rows_as_text():
 @pytest.mark.parametrize(
     ('text', 'reason'),
     [
-        ([{'role': 'solver', 'trajectory': {'tokens': [1]}}], 'an earlier version saved them'),
         ('no base64', 'the bytes are damaged'),
-        (base64.b64encode(rows.to_bytes({'a': 5})).decode(), 'no rows'),
         (as_text(make_row()).swapcase(), 'the bytes are damaged'),
         (
             as_text(make_row(), process=1),

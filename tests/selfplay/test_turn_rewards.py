@@ -8,7 +8,6 @@ import pytest
 import scripted
 
 from zeroplay_jax.configs import common
-from zeroplay_jax.objectives.advantages import AdvantageError
 from zeroplay_jax.selfplay.collection import Collector
 from zeroplay_jax.selfplay.metrics import invalid_reason, reward_table, rollout_stats
 from zeroplay_jax.selfplay.records import teaches
@@ -137,6 +136,11 @@ def test_advantages_of_rollouts_do_not_read_the_turns():
     assert all(isinstance(row.advantage, float) for row in rows)
 
 
+def test_a_ratio_per_rollout_is_refused_with_advantages_per_turn():
+    with pytest.raises(UserError, match='one advantage per turn, and sequence_pg has one ratio'):
+        set_advantages(make_rows(), settings(loss='sequence_pg'))
+
+
 def test_a_row_without_recorded_turns_is_one_turn_of_the_table_and_has_no_advantage_per_turn():
     bare = rollout((2, 1))
     bare = dataclasses.replace(bare, turns=(Turn('t'), Turn('u')))
@@ -144,7 +148,7 @@ def test_a_row_without_recorded_turns_is_one_turn_of_the_table_and_has_no_advant
     table = reward_table(rows)
     assert table.tokens[-1].tolist() == [3, 0, 0] and table.turn_mask[-1].sum() == 1
     assert table.tokens.sum(1).tolist() == [row.trajectory.policy_tokens for row in rows]
-    with pytest.raises(AdvantageError, match=r'0 of the 3 sampled tokens of rollout \(0, 0\) are'):
+    with pytest.raises(UserError, match=r'0 of the 3 sampled tokens of rollout \(0, 0\) are'):
         set_advantages(rows, settings())
 
 

@@ -16,7 +16,7 @@ from zeroplay_jax.selfplay.library import Library, SearchableCorpus
 from zeroplay_jax.selfplay.library_builder import check_and_reset_failures
 from zeroplay_jax.selfplay.schedule import Phase, Step
 from zeroplay_jax.training import outcome
-from zeroplay_jax.training.outcome import Alarms
+from zeroplay_jax.training.alarms import Alarms
 from zeroplay_jax.types import Row, ToolCall, TrainingStopped, Turn
 
 PASSAGE = {'id': '7', 'title': 'T', 'text': 'x', 'score': 0.0}
@@ -56,8 +56,8 @@ def test_an_evaluation_whose_searches_find_nothing_stops_with_the_cause(config, 
 
 
 def test_what_searches_that_find_nothing_do(config):
-    def evaluated(*answers, level=config.alarms.empty_searches):
-        config.alarms.empty_searches = level
+    def evaluated(*answers, stops=True):
+        config.stop_at_alarms = stops
         outcome.raise_if_nothing_found(config, counts_of(*answers))
 
     is_doubtful = lambda *rows: _is_doubtful(trajectory_of(*rows))
@@ -90,7 +90,7 @@ def metrics_of(*rows):
 
 @pytest.mark.fault('B', 'a run over a server that finds nothing')
 def test_training_stops_with_status_3_although_its_steps_are_empty_as_well(config, user_reads):
-    watch = Alarms(config.alarms)
+    watch = Alarms()
     metrics = metrics_of(((),), ((), ()))
     assert metrics == {'empty_search_share': 1.0}
     stuck = types.SimpleNamespace(stuck_policies=lambda limit: ['solver'])

@@ -11,7 +11,6 @@ from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.runtime.log import MetricsWriter
 from zeroplay_jax.selfplay.schedule import Phase, Step, all_steps, with_evaluations
 from zeroplay_jax.training import loop, run_folder
-from zeroplay_jax.training.outcome import Alarms
 from zeroplay_jax.training.run_folder import Place
 from zeroplay_jax.types import Preempted, TrainingStopped, UserError
 
@@ -37,8 +36,7 @@ def train(tmp_path, monkeypatch):
     config.log.writers = ()
     checkpoints = mock.Mock()
     checkpoints.saved_on_error = contextlib.nullcontext
-    alarms = Alarms(config.alarms).state()
-    state = {'identity': {}, 'cursor': 0, 'seconds': 0.0, 'alarms': alarms, 'stopped': None}
+    state = {'identity': {}, 'cursor': 0, 'seconds': 0.0, 'alarms': {}, 'stopped': None}
 
     def run(*outcomes, steps=STEPS):
         engine = mock.Mock(config=config, task_log=[], learners={})

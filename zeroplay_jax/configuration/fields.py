@@ -46,7 +46,6 @@ from zeroplay_jax.settings.schema import (
     Run,
     TrainedRole,
 )
-from zeroplay_jax.types import Json
 
 
 def default_config(recipe: str = 'drzero', like: ConfigDict | None = None) -> ConfigDict:
@@ -640,6 +639,7 @@ CHANGEABLE_FIELDS = (
     'plan',
     'progress',
     'stop_after_empty_steps',
+    'stop_at_alarms',
     'log.samples_every',
     'log.writers',
     'profile.steps',
@@ -661,8 +661,6 @@ CHANGEABLE_FIELDS = (
 def changeable_fields(config: ConfigDict | Config) -> tuple[str, ...]:
     """Returns the fields that may change when a run of this config is resumed."""
     changeable = list(CHANGEABLE_FIELDS)
-    # Levels of alarms.
-    changeable += [name for name in leaves(config) if name.startswith('alarms.')]
     if config.rollout.deterministic:
         # The limit has no effect in a deterministic run, which has no deadlines.
         changeable.append('rollout.tool_timeout')
@@ -675,7 +673,7 @@ def check(workdir: str | pathlib.Path, config: ConfigDict | Config) -> None:
     Raises:
       WorkdirError: one line.
     """
-    arguments = (frozen(config).to_dict(), changeable_fields(config), defaults(config))
+    arguments = (frozen(config).to_dict(), changeable_fields(config))
     if objects.is_address(workdir):
         # Only a run in a bucket loads this code.
         from zeroplay_jax.runtime import remote_workdir
@@ -683,8 +681,3 @@ def check(workdir: str | pathlib.Path, config: ConfigDict | Config) -> None:
         remote_workdir.check(str(workdir), config.bucket.spool, *arguments)
     else:
         run_workdir.check(pathlib.Path(workdir), *arguments)
-
-
-def defaults(config: ConfigDict | Config) -> Json:
-    """Returns the defaults of all fields, which the record of a run of an earlier version may lack."""
-    return _model_of(config)().to_dict()

@@ -26,6 +26,7 @@ from zeroplay_jax.configuration.places import (
 )
 from zeroplay_jax.mini import world
 from zeroplay_jax.objectives import rewards
+from zeroplay_jax.objectives.advantages import resolve_advantage
 from zeroplay_jax.objectives.registry import BUILT_IN_LOSSES, LossProperties
 from zeroplay_jax.retrieval.command import similar_path
 from zeroplay_jax.rollout.prompts import select
@@ -37,7 +38,7 @@ from zeroplay_jax.settings.kinds import (
     prompts_text,
 )
 from zeroplay_jax.settings.rollouts import SamplerConfig, written_tokens
-from zeroplay_jax.settings.schema import Adapters, Config, ValueNetwork, reaches
+from zeroplay_jax.settings.schema import Adapters, Config, ValueNetwork
 from zeroplay_jax.tools.registry import check_name as check_tool_name
 
 # ---- adapters (policy.adapters) --------------------------------------------------------------------
@@ -95,30 +96,22 @@ def check_advantages(config: ConfigDict, recipe: type[Recipe]) -> None:
             if settings.baseline == 'value':
                 problem = 'a value network computes the advantages from returns'
                 fail(f'{role}.advantage', name, problem, 'take group or turn, or another baseline')
-            is_per_turn = _is_per_turn(name, settings)
-        else:
-            is_per_turn = True
-            if role not in recipe.turn_reward_roles:
-                problem = f'recipe {config.recipe} gives {role} no rewards per turn'
-                fix = 'take group, or set Row.turn_rewards and Recipe.turn_reward_roles'
-                fail(f'{role}.advantage', name, problem, fix)
-            if settings.scale != 'none' and settings.baseline != 'value':
-                problem = 'dividing the advantages of turns by their deviation would bias them'
-                fail(f'{role}.scale', settings.scale, problem, f'set {role}.scale=none')
-        if is_per_turn and not properties_of(settings.loss).per_token:
+            # Whether it is per turn is known when it has been called.
+            try:
+                resolve_advantage(name)
+            except ValueError as error:
+                raise ConfigError(str(error)) from None
+            continue
+        if role not in recipe.turn_reward_roles:
+            problem = f'recipe {config.recipe} gives {role} no rewards per turn'
+            fix = 'take group, or set Row.turn_rewards and Recipe.turn_reward_roles'
+            fail(f'{role}.advantage', name, problem, fix)
+        if settings.scale != 'none' and settings.baseline != 'value':
+            problem = 'dividing the advantages of turns by their deviation would bias them'
+            fail(f'{role}.scale', settings.scale, problem, f'set {role}.scale=none')
+        if not properties_of(settings.loss).per_token:
             problem = f'a ratio per rollout has one advantage, and {name} gives one per turn'
             fail(f'{role}.loss', settings.loss, problem, 'take token_pg')
-
-
-def _is_per_turn(name: str, settings: ConfigDict) -> bool:
-    """Tries an advantage of another package; returns whether it is per turn."""
-    # Its types import JAX.
-    from zeroplay_jax.objectives.advantage_checks import check_advantage
-
-    try:
-        return check_advantage(name, settings)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
 
 
 # ---- value networks (<role>.baseline=value) --------------------------------------------------------
@@ -192,14 +185,6 @@ def check_writers(config: ConfigDict, recipe: type[Recipe]) -> None:
         if name in _OPTIONAL and not _is_installed(name):
             fix = f'install it with .venv/bin/pip install {name}, or leave it out'
             fail('log.writers', names, f'the package {name} is not installed', fix)
-
-
-def check_alarms(config: ConfigDict, recipe: type[Recipe]) -> None:
-    """Refuses an alarm that stops the run before it warns: its levels are probably exchanged."""
-    for name, (warn, stop, _) in config.alarms.items():
-        if warn != stop and warn and reaches(name, warn, stop):
-            fix = 'exchange its first two levels, or set the first to 0'
-            fail(f'alarms.{name}', config.alarms[name], 'stops before it warns', fix)
 
 
 def _is_installed(name: str) -> bool:
@@ -643,7 +628,6 @@ RULES: tuple[Rule, ...] = (
     _check_updates,
     check_ahead,
     check_writers,
-    check_alarms,
     check_judge,
     fetch_addresses,
     _check_roles,

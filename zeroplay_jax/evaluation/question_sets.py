@@ -289,7 +289,7 @@ def result_settings(
         tools = ' '.join([tools, *config.tools.names])
     rollout = config.rollout
     tokens = [rollout.max_turns, rollout.turn_tokens, rollout.observation_tokens]
-    # Left out where there is none, as in files of earlier versions.
+    # Left out where there is none.
     if rollout.response_tokens:
         tokens.append(rollout.response_tokens)
     chosen: dict[str, Any] = {'template': dict(template)} if template else {}
@@ -456,7 +456,7 @@ def check_comparable(one: Json, other: Json) -> str:
     """
     differences = {}
     for name in SETTINGS:
-        # Results of earlier versions lack the newer settings; None differs from any value.
+        # A setting that is left out is None.
         values = [result['settings'].get(name) for result in (one, other)]
         if values[0] != values[1]:
             differences[name] = f'{name}: {values[0]!r} and {values[1]!r}'

@@ -26,7 +26,7 @@ from zeroplay_jax.extras import EXTRAS, load_extra
 from zeroplay_jax.mini.world import World
 from zeroplay_jax.retrieval import downloads, json_text
 from zeroplay_jax.runtime.disk import write_text
-from zeroplay_jax.runtime.record import FILE_NAME, HASH_FIELD, check_hash, is_of_earlier_version
+from zeroplay_jax.runtime.record import FILE_NAME, HASH_FIELD, check_hash
 from zeroplay_jax.types import UserError
 
 ASSETS = Path(__file__).parent / 'report_page'
@@ -154,12 +154,10 @@ def read_run(workdir: Path, has_trajectories: bool = True) -> dict[str, Any]:
             del summary[name]
             notes.append(f'"{name}" of summary.json is damaged and was ignored.')
     recorded = _read_object(workdir / FILE_NAME, MISSING_CONFIG, notes)
-    if not recorded and is_of_earlier_version(workdir):
-        notes.append('An earlier version wrote this folder; its other files may be read wrong.')
     metrics = read_lines(workdir / 'metrics.jsonl', notes)
     trajectories = read_lines(workdir / 'trajectories.jsonl', notes) if has_trajectories else []
     _add_true_hops(recorded.get('config', {}), trajectories)
-    # A run without alarms, or of an earlier version, has no such file.
+    # A run without alarms has no such file.
     alarms = workdir / 'alarms.jsonl'
     alarm_records = read_lines(alarms, notes) if alarms.is_file() else []
     _check_identity(workdir, recorded.get('run', ''), summary, metrics, trajectories)
@@ -360,7 +358,7 @@ def _add_true_hops(config: dict[str, Any], trajectories: list[Any]) -> None:
         near_misses = config['world']['near_misses']
         seeds = range(first_seed, first_seed + count)
         worlds = [World(seed, 'train', near_misses) for seed in seeds]
-    # A config of another version, or one that was edited.
+    # Without the record of the run its config is not known.
     except (KeyError, TypeError, ValueError, UserError):
         return
     for row in trajectories:

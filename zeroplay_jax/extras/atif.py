@@ -61,7 +61,6 @@ def to_document(
       version: of this package.
     """
     steps: list[dict[str, Any]] = []
-    # Logs of earlier versions have no `turns`.
     calls = iter(record.get('turns') or ())
     turn_rewards = iter(record.get('turn_rewards') or ())
     notes = iter(record.get('notes') or ())

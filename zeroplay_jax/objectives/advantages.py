@@ -62,11 +62,12 @@ class RewardTable:
 
 
 class AdvantageError(ValueError):
-    """A function returns something else than advantages, or what it must not depend on changes them."""
+    """A function returns something else than advantages."""
 
 
 # (table, `config.<role>`) → advantages, float64, per row [R] or per turn [R, U], and statistics. It must be pure, and
-# the advantages of a group may depend on its valid rows alone (advantage_checks.py).
+# the advantages of a group may depend on its valid rows alone: other rows depend on the batch and on the rounds
+# of its tasks.
 AdvantageFunction = Callable[[RewardTable, Any], tuple[np.ndarray, Stats]]
 
 

@@ -114,7 +114,7 @@ class LossProperties:
       elementwise: whether losses and statistics are those of each token alone, added up. The function is then called
         with chunks of tokens instead of whole rows, and the gradient computed in the same pass: the update computes
         the logits once. Must be False for a loss that couples the tokens of a rollout, and for a statistic that is
-        not a sum over tokens, such as a count of rollouts (loss_checks.py).
+        not a sum over tokens, such as a count of rollouts (checks.py).
     """
 
     statistics: tuple[str, ...] | None = None

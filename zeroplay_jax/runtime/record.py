@@ -76,18 +76,13 @@ def read(workdir: pathlib.Path) -> Record | None:
     """Returns the record in a workdir; None if there is none.
 
     Raises:
-      WorkdirError: one line; the file cannot be read, or an earlier version wrote the folder.
+      WorkdirError: one line; the file cannot be read, or is of another version.
       OSError: the folder cannot be read.
     """
     path = workdir / FILE_NAME
     try:
         stored = json_text.read_object(path, float)
     except (FileNotFoundError, NotADirectoryError):
-        if is_of_earlier_version(workdir):
-            raise WorkdirError(
-                f'{workdir}: was written by an earlier version, without {FILE_NAME}; read it with that version, or '
-                'choose another folder'
-            ) from None
         return None
     except ValueError as error:
         raise WorkdirError(
@@ -110,17 +105,6 @@ def read(workdir: pathlib.Path) -> Record | None:
             f'{path}: cannot be read (a field has another type); bring it back from a copy, or choose another workdir'
         )
     return record
-
-
-def is_of_earlier_version(workdir: pathlib.Path) -> bool:
-    """Returns whether a folder has the files that earlier versions wrote in place of `run.json`."""
-    if (workdir / 'inputs.json').is_file():
-        return True
-    # The oldest versions wrote the config alone; a model's config.json has no recipe.
-    try:
-        return 'recipe' in json_text.read_object(workdir / 'config.json', float)
-    except (OSError, ValueError):
-        return False
 
 
 def _has_levels(value: Any, levels: int) -> bool:

@@ -218,15 +218,13 @@ def spool(root: str, run_id: str, path: str, process: int | None = None) -> path
     return parent.expanduser().absolute() / folder / path.rpartition('/')[2]
 
 
-def check(
-    address: str, root: str, config: Json, free: tuple[str, ...], defaults: Json | None
-) -> None:
+def check(address: str, root: str, config: Json, free: tuple[str, ...]) -> None:
     """Compares the config of the run at an address, if there is one, with `config`; writes nothing to the bucket.
 
     Args:
       address: gs://bucket/path.
       root: as in `spool`.
-      config, free, defaults: as in `workdir.check`.
+      config, free: as in `workdir.check`.
 
     Raises:
       WorkdirError, UserError: one line; as `workdir.check`, or the bucket cannot be used.
@@ -243,7 +241,7 @@ def check(
             folder = pathlib.Path(copy)
             (folder / FILE_NAME).write_bytes(stored[0])
         try:
-            run_workdir.check(folder, config, free, defaults)
+            run_workdir.check(folder, config, free)
         except WorkdirError as error:
             # The user knows the address only.
             raise WorkdirError(str(error).replace(str(folder), address)) from None

@@ -91,7 +91,6 @@ def check(
     workdir: pathlib.Path,
     config: Json,
     free: tuple[str, ...] = (),
-    defaults: Json | None = None,
 ) -> None:
     """Compares the config of the run in a folder, if there is one, with `config`; changes nothing.
 
@@ -99,17 +98,13 @@ def check(
       workdir: folder of the run; it need not exist.
       config: nested plain dict of the whole config.
       free: fields, such as 'checkpoint.keep', that may differ between a run and its continuation.
-      defaults: a config of defaults, which fields had that the version of the saved config did not know.
 
     Raises:
       WorkdirError: the workdir was started with another config, its record cannot be read, or it contains other files.
     """
     record = read(workdir)
     if record is not None:
-        # The defaults have sections of all recipes, a record those that its recipe reads.
-        read_defaults = {name: value for name, value in (defaults or {}).items() if name in config}
-        saved = flat_config(read_defaults) | flat_config(record.config)
-        _check_equal(workdir, saved, flat_config(config), free)
+        _check_equal(workdir, flat_config(record.config), flat_config(config), free)
     elif workdir.exists():
         _check_empty(workdir)
 
@@ -119,7 +114,6 @@ def claim(
     workdir: pathlib.Path,
     config: Json,
     free: tuple[str, ...] = (),
-    defaults: Json | None = None,
 ) -> Iterator[None]:
     """Reserves the workdir for this config, and for this process while the context is open.
 
@@ -127,13 +121,13 @@ def claim(
     accepts a corrected config, and what was created is removed when the context ends.
 
     Args:
-      workdir, config, free, defaults: as in `check`; the folder is created if it is missing.
+      workdir, config, free: as in `check`; the folder is created if it is missing.
 
     Raises:
       WorkdirError: as `check`, or the workdir is in use by another process (InUse) or cannot be locked.
     """
     # The config is compared before the lock is taken: a wrong config is the more useful error.
-    check(workdir, config, free, defaults)
+    check(workdir, config, free)
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(locked(workdir))

@@ -129,8 +129,7 @@ class StepRun:
             cursor,
             state['pool_size'],
             state['pool_drops'],
-            # Checkpoints of earlier versions have none.
-            state.get('recipe_state'),
+            state['recipe_state'],
         )
 
 

@@ -343,8 +343,7 @@ class Engine:
         self.filter.restore(host_state['carried_over'])
         self.learning.restore(host_state['learning'])
         self.proposals.restore(host_state['proposals'])
-        # Checkpoints of earlier versions have none.
-        if host_state.get('recipe') is not None:
+        if host_state['recipe'] is not None:
             self.recipe.restore(host_state['recipe'])
         # The constructor published the initial weights.
         for name in self.learners:

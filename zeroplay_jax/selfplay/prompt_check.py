@@ -7,8 +7,8 @@ most are dropped, almost nothing is trained.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,6 @@ from zeroplay_jax.selfplay.answers import prompt_fields
 from zeroplay_jax.selfplay.context import Role, RolloutContext
 from zeroplay_jax.selfplay.recipe import Recipe, trained_roles
 from zeroplay_jax.settings.kinds import HOPS_CHECKPOINT, OPEN_CHECKPOINT, fail, leaves
-from zeroplay_jax.settings.rollouts import written_tokens
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.tools.registry import BUILT_IN
 from zeroplay_jax.types import Question, TaskDropped, Trajectory, UserError
@@ -32,9 +31,6 @@ if TYPE_CHECKING:
 # Shares of too long prompts of a role above which the run is refused, or warned about.
 _REFUSED_SHARE = 0.5
 _WARNED_SHARE = 0.1
-# The suggested limit holds this percentage of the measured prompts, rounded up to a multiple.
-_PERCENTILE = 95
-_MULTIPLE = 16
 # Seconds after which episodes that wait for something other than a rollout are cancelled.
 _SECONDS = 60.0
 
@@ -68,29 +64,6 @@ class _Probe(RolloutContext):
         raise TaskDropped('measured')
 
 
-@dataclasses.dataclass(frozen=True)
-class _Measurement:
-    """Prompt lengths of a role.
-
-    Attributes:
-      role: the role.
-      lengths: tokens of each measured prompt.
-      description: names the prompts in messages.
-      required: the limit in tokens that would be enough, rounded up: for all evaluation questions, or for 95 % of the
-        training prompts.
-    """
-
-    role: Role
-    lengths: Sequence[int]
-    description: str
-    required: int
-
-    @property
-    def too_long(self) -> float:
-        """Share of the prompts that are longer than the role allows."""
-        return float(np.mean(np.array(self.lengths) > self.role.prompt_tokens))
-
-
 def check_prompts(
     config, recipe: Recipe, context: RolloutContext, questions: Sequence[Question]
 ) -> list[str]:
@@ -108,26 +81,33 @@ def check_prompts(
       A warning for each role with many, but not most, prompts too long, or with tools that its prompt does not name.
 
     Raises:
-      ConfigError: one line with the fields to change and the values that they need.
+      ConfigError: one line with the field to change.
       UserError: an episode asks for a prompt with other fields than it has.
     """
-    refused = []
     warnings = _unexplained_tools(context)
-    evaluation = _evaluation_prompts(recipe, context, questions)
-    if evaluation and evaluation.too_long:
-        refused.append(evaluation)
-    for measurement in _training_prompts(recipe, context):
-        if measurement.too_long > _REFUSED_SHARE:
-            refused.append(measurement)
-        elif measurement.too_long > _WARNED_SHARE:
-            warnings.append(_problem(measurement) + f'; {_fix(config, [measurement])}')
-    if refused:
-        worst = _worst_per_field(config, refused)
-        problem = '; '.join(_problem(measurement) for measurement in worst)
-        field = _field(config, worst[0].role)
-        limit = leaves(config)[field]
-        # The error gives every field the largest value that any role requires, so that no second error follows.
-        fail(field, limit, problem, _fix(config, worst))
+    asked = recipe.evaluated_role
+    lengths = []
+    for question in questions:
+        fields = prompt_fields(context, asked, question)
+        lengths.append(len(context.prompt_ids(asked, **fields)))
+    measured = [(asked, lengths, 'of the evaluation questions', 0.0)]
+    for name, lengths in _training_lengths(recipe, context).items():
+        measured.append((name, lengths, f'of the first prompts of role {name}', _REFUSED_SHARE))
+    for name, lengths, description, refused_share in measured:
+        limit = context.roles[name].prompt_tokens
+        too_long = sum(length > limit for length in lengths) / max(len(lengths), 1)
+        if too_long <= min(refused_share, _WARNED_SHARE):
+            continue
+        longest = max(lengths)
+        share = f'{too_long * 100:.0f} %'
+        problem = f'too short for {share} {description}: the longest has {longest} tokens, and {limit} fit'
+        fix = f'raise it by {longest - limit}'
+        if config.policy.path in ('', str(HOPS_CHECKPOINT), str(OPEN_CHECKPOINT)):
+            fix += ', or take a model for real text (config.policy.path): its tokenizer needs fewer'
+        field = _field(config, context.roles[name])
+        if too_long > refused_share:
+            fail(field, leaves(config)[field], problem, fix)
+        warnings.append(f'config.{field}: {problem}; {fix}')
     return warnings
 
 
@@ -146,85 +126,29 @@ def _unexplained_tools(context: RolloutContext) -> list[str]:
     return warnings
 
 
-def _worst_per_field(config: Config, measurements: Sequence[_Measurement]) -> list[_Measurement]:
-    """Returns for each config field that limits prompts the measurement that requires its largest value."""
-    worst: dict[str, _Measurement] = {}
-    for measurement in measurements:
-        field = _field(config, measurement.role)
-        if field not in worst or measurement.required > worst[field].required:
-            worst[field] = measurement
-    return list(worst.values())
-
-
-# ---- measurement -------------------------------------------------------------------------------------
-
-
-def _evaluation_prompts(
-    recipe: Recipe, context: RolloutContext, questions: Sequence[Question]
-) -> _Measurement | None:
-    """Measures the prompts of all evaluation questions; returns None without questions."""
-    if not questions:
-        return None
-    role = recipe.evaluated_role
-    lengths = []
-    for question in questions:
-        fields = prompt_fields(context, role, question)
-        lengths.append(len(context.prompt_ids(role, **fields)))
-    return _Measurement(
-        context.roles[role], lengths, 'of the evaluation questions', _rounded_up(max(lengths))
-    )
-
-
-def _training_prompts(recipe: Recipe, context: RolloutContext) -> list[_Measurement]:
-    """Measures the first prompts of the run, by role; a role without any is measured with an empty prompt.
-
-    An empty prompt is the role's template with empty fields.
-    """
+def _training_lengths(recipe: Recipe, context: RolloutContext) -> dict[str, list[int]]:
+    """Returns the tokens of the first prompts of each role; of one without any, those of its instructions alone."""
     hosts = Hosts()
     # Values that episodes share while they are measured stay in this process.
     hosts.index, hosts.count = 0, 1
-    probe = _Probe(
-        scheduler=context.scheduler,
-        roles=context.roles,
-        prompts=context.prompts,
-        hosts=hosts,
-    )
+    probe = _Probe(context.scheduler, context.roles, context.prompts, hosts=hosts)
     run_to_end(_run_episodes(recipe, probe, recipe.first_tasks()))
-    measurements = []
     for name, role in context.roles.items():
-        lengths = probe.lengths.get(name)
-        description = f'of {len(lengths or ())} measured prompts of role {name}'
-        if not lengths:
-            # The inputs of this role are known only during the run, but its instructions must fit.
+        if name not in probe.lengths:
             empty_fields = dict.fromkeys(context.prompts[role.prompt].inputs, '')
-            lengths = [len(context.prompt_ids(name, **empty_fields))]
-            description = f'of the instructions of role {name} alone'
-        percentile = np.percentile(lengths, _PERCENTILE, method='higher')
-        measurements.append(_Measurement(role, lengths, description, _rounded_up(int(percentile))))
-    return measurements
+            probe.lengths[name] = [len(context.prompt_ids(name, **empty_fields))]
+    return probe.lengths
 
 
 async def _run_episodes(recipe: Recipe, probe: _Probe, tasks: Sequence[tuple[Step, Task]]) -> None:
     """Runs episodes up to their first request, which `probe` records; raises a UserError of one, no other error."""
-    episodes = [asyncio.ensure_future(recipe.episode(probe, step, task)) for step, task in tasks]
-    if not episodes:
-        return
-    done, pending = await asyncio.wait(episodes, timeout=_SECONDS)
-    for episode in pending:
-        episode.cancel()
-    # All exceptions are retrieved, so that asyncio does not print them. A real error will occur again in the run, which
-    # reports it with its step.
-    errors = [episode.exception() for episode in done]
-    for error in errors:
-        if isinstance(error, UserError):
-            raise error
-
-
-def _rounded_up(tokens: int) -> int:
-    return math.ceil(tokens / _MULTIPLE) * _MULTIPLE
-
-
-# ---- messages ----------------------------------------------------------------------------------------
+    episodes = [recipe.episode(probe, step, task) for step, task in tasks]
+    # A real error will occur again in the run, which reports it with its step.
+    ends = asyncio.gather(*episodes, return_exceptions=True)
+    with contextlib.suppress(TimeoutError):
+        for end in await asyncio.wait_for(ends, _SECONDS):
+            if isinstance(end, UserError):
+                raise end
 
 
 def _field(config: Config, role: Role) -> str:
@@ -235,52 +159,3 @@ def _field(config: Config, role: Role) -> str:
     if role.name in trained_roles(config) and config[role.name].prompt_tokens:
         return f'{role.name}.prompt_tokens'
     return 'rollout.prompt_tokens'
-
-
-def _problem(measurement: _Measurement) -> str:
-    """Returns the part of a message that states which prompts are too long."""
-    longest = max(measurement.lengths)
-    share = f'{measurement.too_long:.0%}'.replace('%', ' %')
-    return (
-        f'too short for {share} {measurement.description}: the longest has {longest} tokens, and '
-        f'{measurement.role.prompt_tokens} fit'
-    )
-
-
-def _fix(config: Config, measurements: Sequence[_Measurement]) -> str:
-    """Returns the part of a message that lists the fields to set so that the measured prompts fit.
-
-    A longer prompt or slot can exceed further limits, which are then listed as well.
-    """
-    values = {}
-    context = config.sampler.context
-    required_context = 0
-    for measurement in measurements:
-        field = _field(config, measurement.role)
-        if field != 'sampler.context':
-            values[field] = measurement.required
-            # The limit of a role is at most that of all roles.
-            if measurement.required > config.rollout.prompt_tokens:
-                values['rollout.prompt_tokens'] = measurement.required
-            reply_tokens = written_tokens(config.rollout)
-        else:
-            # The prompt limit of a role without tools is the slot less the reply (`role_environment`).
-            reply_tokens = context - measurement.role.prompt_tokens
-        required_context = max(required_context, measurement.required + reply_tokens)
-    if required_context > context:
-        values['sampler.context'] = context = required_context
-    # A packed row must hold a whole rollout, and a teacher's row its prompt as well.
-    if config.micro.tokens < context:
-        values['micro.tokens'] = context
-    distills = any(config[role].distill_top_k for role in trained_roles(config))
-    teacher_tokens = config.privileged.prompt_tokens + context
-    if distills and config.privileged.tokens < teacher_tokens:
-        values['privileged.tokens'] = teacher_tokens
-    settings = ' '.join(f'--config.{name}={value}' for name, value in values.items())
-    fix = f'give {settings}'
-    if config.policy.path in ('', str(HOPS_CHECKPOINT), str(OPEN_CHECKPOINT)):
-        fix += (
-            ', or a model for real text (config.policy.path): the built-in tokenizer needs far more tokens '
-            'for real text'
-        )
-    return fix

@@ -19,6 +19,7 @@ from zeroplay_jax.learner.batch import Batch, pack, with_means, with_rollout_mea
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.learner.weights_view import weights_are_finite
 from zeroplay_jax.objectives import advantages, aggregation, rewards
+from zeroplay_jax.objectives.losses import resolve_loss
 from zeroplay_jax.objectives.types import Stats
 from zeroplay_jax.policy import sharding
 from zeroplay_jax.policy.transformer import ModelConfig, Params
@@ -145,10 +146,7 @@ class RoleUpdates:
                 f'recipe {self.config.recipe}, role {role}: {error}; a group must have '
                 f'config.{role}.samples={settings.samples} rows'
             ) from error
-        try:
-            stats |= set_advantages(rows, settings)
-        except advantages.AdvantageError as error:
-            raise UserError(f'recipe {self.config.recipe}, role {role}: {error}') from error
+        stats |= set_advantages(rows, settings)
         distill_coef = 0.0
         if settings.distill_top_k:
             # One coefficient per iteration: π-Play lowers it as the student approaches its teacher.
@@ -371,12 +369,7 @@ class GroupFilter:
         self._carried_over = {}
         for role, text in state.items():
             try:
-                if not isinstance(text, str):
-                    raise ValueError('an earlier version saved them')
-                rows = from_bytes(base64.b64decode(text))
-                if not isinstance(rows, list) or not all(isinstance(row, Row) for row in rows):
-                    raise ValueError('no rows')
-                self._carried_over[role] = rows
+                self._carried_over[role] = from_bytes(base64.b64decode(text))
             except ValueError as error:
                 raise UserError(
                     f'checkpoint: the rows that role {role} carried over cannot be read ({error}); resume with the '
@@ -393,7 +386,7 @@ def _informative_groups(rows: Sequence[Row], settings: Any) -> list[int]:
         rewards, groups, valid = reward_columns(rows)
         is_informative = advantages.informative_groups(rewards, groups, valid)
     else:
-        values, _ = advantages.evaluate(settings.advantage, reward_table(rows), settings)
+        values, _ = _advantages(rows, settings)
         is_informative = np.any(values.reshape(len(rows), -1), axis=1)
     # The keys of a dict keep the order of the rows; those of a set would not.
     keys: dict[int, None] = {}
@@ -401,6 +394,20 @@ def _informative_groups(rows: Sequence[Row], settings: Any) -> list[int]:
         if informative:
             keys[row.group] = None
     return list(keys)
+
+
+def _advantages(rows: Sequence[Row], settings: Any) -> tuple[np.ndarray, Stats]:
+    """Returns what the function of the role says; UserError if it does not go with the loss, or is no advantage."""
+    try:
+        values, stats = advantages.evaluate(settings.advantage, reward_table(rows), settings)
+    except advantages.AdvantageError as error:
+        raise UserError(str(error)) from error
+    if values.ndim == 2 and not resolve_loss(settings.loss).per_token:
+        raise UserError(
+            f'advantage {settings.advantage!r}: gives one advantage per turn, and {settings.loss} has one ratio per '
+            'rollout; take token_pg'
+        )
+    return values, stats
 
 
 # ---- batches --------------------------------------------------------------------------------------
@@ -415,10 +422,10 @@ def set_advantages(rows: Sequence[Row], settings: Any) -> Stats:
         network computes those of the tokens (`ValueNetwork.estimate`).
 
     Raises:
-      AdvantageError: the function returns something else than advantages, or they are per turn and the turns of a row
-        do not hold all sampled tokens.
+      UserError: the function returns something else than advantages, or they are per turn and the loss has a ratio
+        per rollout, or the turns of a row do not hold all sampled tokens.
     """
-    values, stats = advantages.evaluate(settings.advantage, reward_table(rows), settings)
+    values, stats = _advantages(rows, settings)
     # Dropped rows keep their place, so that values and rows stay aligned.
     for row, value in zip(rows, values):
         if row.drop is not None:
@@ -435,11 +442,11 @@ def set_advantages(rows: Sequence[Row], settings: Any) -> Stats:
 
 
 def _check_turns(row: Row, advantage: str) -> None:
-    """Raises AdvantageError unless every sampled token is in a turn, which gives it its advantage."""
+    """Raises UserError unless every sampled token is in a turn, which gives it its advantage."""
     trajectory = row.trajectory
     in_turns = sum(turn.stop - turn.start for turn in trajectory.turns)
     if in_turns != trajectory.policy_tokens:
-        raise advantages.AdvantageError(
+        raise UserError(
             f'advantage {advantage!r}: it is per turn, and {in_turns} of the {trajectory.policy_tokens} sampled tokens '
             f'of rollout {trajectory.identity} are in its turns; record context, start and stop of every Turn'
         )

@@ -135,13 +135,6 @@ Window = Annotated[
         lambda x: len(x) == 2 and 0 <= x[0] <= x[1] <= 1, 'give (low, high) with 0 ≤ low ≤ high ≤ 1'
     ),
 ]
-AlarmLevels = Annotated[
-    tuple[float, ...],
-    requires(
-        lambda x: len(x) == 3 and min(x) >= 0 and x[2] >= 1 and x[2] == int(x[2]),
-        'give (warn, stop, steps), such as (0.5, 0.9, 3); a level of 0 is off, steps is 1 or more',
-    ),
-]
 Sizes = Annotated[
     tuple[int, ...],
     requires(lambda x: all(size >= 1 for size in x), 'give numbers of 1 or more, such as (64,)'),

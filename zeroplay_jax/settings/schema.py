@@ -16,7 +16,6 @@ from pydantic import Field
 from zeroplay_jax.objectives.registry import BUILT_IN_LOSSES
 from zeroplay_jax.settings.kinds import (
     AbsentSection,
-    AlarmLevels,
     BelowOne,
     DistillCoefficients,
     Fraction,
@@ -69,62 +68,6 @@ class Adapters(Section):
     """int8 halves the memory of linear layers of the base and changes it a little."""
     merge: bool = False
     """Also export whole weights, to policy/<weights>-merged."""
-
-
-# ---- alarms ----------------------------------------------------------------------------------------
-#
-# What they watch is in `training.outcome`.
-
-
-# Alarms of which low values are bad; of the others high ones are.
-ALARMS_THAT_FALL = ('entropy', 'judge_agreement')
-
-
-def reaches(alarm: str, value: float, level: float) -> bool:
-    """Returns whether a value is as bad as a level of an alarm, or worse; a level of 0 is switched off."""
-    if not level:
-        return False
-    if alarm in ALARMS_THAT_FALL:
-        return value <= level
-    return value >= level
-
-
-class Alarms(Section):
-    """Figures that show a run going wrong ([what they watch](learning-nothing.md#alarms)), each with (warn, stop,
-    steps): level from which a line warns; level from which the run is saved and stopped with exit status 4; 0: never;
-    steps in a row that must reach the level. A figure "at most" reaches it at or below, the others at or above."""
-
-    # The mean difference in float32 is below 1e-6, in bfloat16 of the order of 0.01; a few updates between sampling and
-    # training add as much again.
-    sampler_gap: AlarmLevels = (0.03, 0.2, 3)
-    """Mean difference of token probabilities between sampler and trainer."""
-    # Small policies that have nearly solved their task are healthy at 0.03.
-    entropy: AlarmLevels = (0.01, 0.0, 3)
-    """Entropy of the next token in nats, at most."""
-    length: AlarmLevels = (3.0, 0.0, 3)
-    """Sampled tokens per rollout, relative to the phase's first three steps."""
-    # A policy may need some steps to learn how calls are written.
-    tool_errors: AlarmLevels = (0.5, 0.9, 5)
-    """Share of calls that were malformed, refused, failed or timed out."""
-    # A search that finds nothing at all is an empty index: no healthy policy writes only such queries.
-    empty_searches: AlarmLevels = (0.5, 1.0, 2)
-    """Share of searches that find no passage; stops with exit status 3, also evaluations."""
-    no_call: AlarmLevels = (0.8, 0.0, 3)
-    """Share of answers without a call."""
-    no_evidence: AlarmLevels = (0.9, 0.0, 3)
-    """Share of correct answers that no tool result contains."""
-    duplicates: AlarmLevels = (0.5, 0.0, 3)
-    """Share of proposed questions that occur twice in a step."""
-    judge_agreement: AlarmLevels = (0.5, 0.0, 3)
-    """Share of verdicts that agree with the accepted answers, at most."""
-    # `judge.max_failure_rate` stops a run whose judge is gone.
-    judge_lost: AlarmLevels = (0.3, 0.0, 3)
-    """Share of judgements that failed or could not be read."""
-    staleness: AlarmLevels = (3.0, 0.0, 3)
-    """Training steps between sampling and update."""
-    # A single update that is skipped does no harm: half of them, twice in a row, is no accident.
-    nonfinite: AlarmLevels = (0.001, 0.5, 2)
-    """Share of updates or rewards that are not finite. Weights that are not finite always stop the run."""
 
 
 # ---- bucket ----------------------------------------------------------------------------------------
@@ -607,6 +550,8 @@ class Run(Section):
     stop_after_empty_steps: NonNegativeInt = 2
     """Steps in a row that train nothing after which the run stops with [exit status
     3](learning-nothing.md#while-it-runs); 0: never."""
+    stop_at_alarms: bool = True
+    """[Alarms](learning-nothing.md#alarms) stop the run with exit status 4; false: they warn."""
     plan: Literal['off', 'auto'] = 'off'
     """auto: on TPUs and GPUs a new run [chooses](tpu-gpu.md#what-fits) mesh, micro.rows, offload, kernels and slots or
     pages where neither flags nor config set them."""
@@ -644,7 +589,6 @@ class Run(Section):
     compilation: Compilation = Compilation()
     log: Log = Log()
     profile: Profile = Profile()
-    alarms: Alarms = Alarms()
     log_trajectories: NonNegativeInt = 16
     """Approximate number of rollouts per step in trajectories.jsonl."""
 

@@ -105,7 +105,7 @@ def _other_run(workdir: pathlib.Path, source: str | None, is_resumed: bool) -> s
         raise UserError(f'--from={source}: is the workdir itself; choose another --workdir')
     if path is None:
         return source
-    # Refuses the folder of an earlier version, which only this reading tells from another one.
+    # Refuses a record that cannot be read.
     try:
         run_record.read(path)
     except OSError as error:
@@ -312,7 +312,7 @@ def is_longer(workdir: pathlib.Path, source: Source, config: Config) -> bool:
     like_stored['schedule']['iterations'] = iterations
     changeable = fields.changeable_fields(config)
     try:
-        run_workdir.check(source.workdir, like_stored, changeable, fields.defaults(config))
+        run_workdir.check(source.workdir, like_stored, changeable)
     except run_workdir.WorkdirError:
         return False
     difference = find_difference(there.inputs, here.inputs)

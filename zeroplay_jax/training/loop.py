@@ -37,9 +37,8 @@ from zeroplay_jax.selfplay.schedule import Phase, Step, all_steps, with_evaluati
 from zeroplay_jax.settings.kinds import warn
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.training import branch, build, ending, run_folder
+from zeroplay_jax.training.alarms import Alarm, Alarms
 from zeroplay_jax.training.outcome import (
-    Alarm,
-    Alarms,
     current_stop,
     raise_if_nothing_found,
     raise_if_stopped_or_untrained,
@@ -65,7 +64,7 @@ def run(config: ConfigDict | Config, workdir, source: str | None = None) -> dict
     Raises:
       UserError: the workdir has another config, other inputs or no whole checkpoint, or is in use by another process,
         the objects of the run do not fit together, or too many searches, tool calls or judgements failed.
-      TrainingStopped: the run stopped early (`config.stop_after_empty_steps`, `config.alarms`), or no policy was
+      TrainingStopped: the run stopped early (`config.stop_after_empty_steps`, an alarm), or no policy was
         trained. Checkpoint, summary and report are written before. Or an update made weights that are not finite; that
         step is logged, but not saved.
       Preempted: SIGTERM asked the run to end while it trained. A checkpoint is written before.
@@ -184,7 +183,7 @@ def _first_state(
         'rubrics': {},
         'seconds': 0.0,
         'stopped': None,
-        'alarms': Alarms(dict(engine.config.alarms)).state(),
+        'alarms': {},
     }
     if checkpoints.latest() is not None:
         device_state, saved_state = checkpoints.restore(engine.device_state())
@@ -227,14 +226,13 @@ def _train(
       'evaluations', 'scores', 'rubrics': results by step number, see `evaluate_step`.
       'seconds': total time of the run's processes up to this checkpoint.
       'stopped': why the run stopped after this step (fields of an `outcome.Stop`), or None.
-      'alarms': `Alarms.state`.
+      'alarms': `Alarms.in_a_row`.
       'best': the best evaluation so far (`Saver.save_if_best`); absent without one.
     """
     hosts = context.rollouts.hosts
     first_step = state['cursor']
     writer = _open_log(hosts, config, place.workdir, engine, state)
-    watch = Alarms(dict(config.alarms))
-    watch.restore(state['alarms'])
+    watch = Alarms(config.stop_at_alarms, state['alarms'])
     # Saving follows the log of its step, so its time is logged with the next one.
     save_seconds = 0.0
     saver = Saver(hosts, place.workdir, config.checkpoint.best, engine, checkpoints, state)
@@ -275,7 +273,7 @@ def _train(
             raise_if_weights_are_lost(step, metrics, checkpoints, state['cursor'])
             exported = ending.export_iteration(place, context, engine, step, next_step, state)
             state['stopped'] = dataclasses.asdict(stop) if stop else None
-            state['alarms'] = watch.state()
+            state['alarms'] = dict(watch.in_a_row)
             save_started, next_number = time.perf_counter(), step.number + 1
             if step.phase.name == 'evaluation':
                 saver.save_if_best(next_number, metrics)

@@ -1,11 +1,11 @@
-"""How a run ends: whether it trained its policies, alarms, fields of summary.json, exit status 3 or 4."""
+"""How a run ends: whether it trained its policies, fields of summary.json, exit status 3 or 4."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from zeroplay_jax.learner.checkpoint import Checkpointer
 from zeroplay_jax.selfplay.engine import Engine
@@ -18,7 +18,8 @@ from zeroplay_jax.selfplay.records import (
     step_name,
 )
 from zeroplay_jax.selfplay.schedule import Step
-from zeroplay_jax.settings.schema import ALARMS_THAT_FALL, Config, reaches
+from zeroplay_jax.settings.schema import Config
+from zeroplay_jax.training.alarms import EMPTY_SEARCHES, FIGURES, STOP, Alarm
 from zeroplay_jax.types import Json, TrainingStopped
 
 _UNFINISHED = (
@@ -57,8 +58,7 @@ _REMEDIES = {
 
 # `Stop.cause` of a run that learns nothing; the other causes are names of alarms.
 EMPTY_STEPS = 'empty_steps'
-# Name of the alarm about searches that find nothing.
-EMPTY_SEARCHES = 'empty_searches'
+_WITHOUT_ALARMS = '--config.stop_at_alarms=false'
 _EMPTY_STEPS_STATUS = 3
 _ALARM_STATUS = 4
 
@@ -68,7 +68,7 @@ class Stop:
     """Why a run stops early.
 
     Attributes:
-      cause: EMPTY_STEPS, or the field of config.alarms.
+      cause: EMPTY_STEPS, or the name of an alarm.
       line: one line for the user.
     """
 
@@ -127,17 +127,16 @@ def raise_if_weights_are_lost(
 def raise_if_nothing_found(config: Config, counts: Mapping[str, float]) -> None:
     """Raises TrainingStopped with exit status 3 if no search of an evaluation found a passage.
 
-    Its figures would measure the policy without a search. Not where the stop level of this alarm is 0.
+    Its figures would measure the policy without a search. Not with `config.stop_at_alarms=false`.
 
     Args:
       counts: `library_builder.SEARCH_COUNTS` of the evaluation, summed over processes.
     """
-    is_watched = Levels(*config.alarms[EMPTY_SEARCHES]).stop > 0
-    if is_watched and counts['answered'] and counts['empty'] == counts['answered']:
+    if config.stop_at_alarms and counts['answered'] and counts['empty'] == counts['answered']:
         raise TrainingStopped(
             f'stopped: none of the {counts["answered"]:.0f} searches of the evaluation found a passage in '
             f'{_corpus_name(config)}; {FIGURES[EMPTY_SEARCHES].remedy}. '
-            f'{_without_stop(config, EMPTY_SEARCHES)} evaluates nevertheless',
+            f'{_WITHOUT_ALARMS} evaluates nevertheless',
             _EMPTY_STEPS_STATUS,
         )
 
@@ -156,10 +155,10 @@ def current_stop(config: Config, stopped: Json | None) -> Json | None:
     """
     if not stopped:
         return None
-    limit: float = config.stop_after_empty_steps
-    if stopped['cause'] != EMPTY_STEPS:
-        limit = Levels(*config.alarms[stopped['cause']]).stop
-    return stopped if limit else None
+    is_watched = config.stop_at_alarms
+    if stopped['cause'] == EMPTY_STEPS:
+        is_watched = config.stop_after_empty_steps > 0
+    return stopped if is_watched else None
 
 
 def stop_line(engine: Engine, policies: Sequence[str], step: Step) -> str:
@@ -270,7 +269,7 @@ def raise_if_stopped_or_untrained(config: Config, summary: Json) -> None:
     if cause is not None:
         change = '--config.stop_after_empty_steps=0'
         if cause != EMPTY_STEPS:
-            change = _without_stop(config, cause)
+            change = _WITHOUT_ALARMS
         raise TrainingStopped(
             f'{summary["stopped"]}. Everything is saved: the same command resumes the run, and '
             f'{change} keeps it from stopping',
@@ -282,252 +281,3 @@ def raise_if_stopped_or_untrained(config: Config, summary: Json) -> None:
     # `policies` is empty for a schedule that trains nothing, such as a plain evaluation.
     if policies and not any(policy['trained'] for policy in policies):
         raise TrainingStopped(summary['warning'])
-
-
-# ---- alarms ----------------------------------------------------------------------------------------
-#
-# Alarms: which figures of a step are watched, and when one of them warns or stops the run.
-#
-# Pure: metrics in, alarms out. The levels are `config.alarms`; the metrics are those of the engine. A step without a
-# figure, such as one with too few calls, changes nothing about it.
-
-
-WARN = 'warn'
-STOP = 'stop'
-# Steps of a phase whose mean length is the reference of `alarms.length`.
-REFERENCE_STEPS = 3
-# A warning is repeated after so many further steps in which its level is reached.
-_REPEAT_STEPS = 10
-# Name of the figure that is computed here, from `policy_tokens` of earlier steps.
-_LENGTH_METRIC = 'length_growth'
-
-
-@dataclasses.dataclass(frozen=True)
-class _Figure:
-    """A watched figure.
-
-    Attributes:
-      metrics: names of the metrics, those of roles without their prefix 'role/'.
-      text: what they are, in a line of the terminal.
-      remedy: what to look at.
-    """
-
-    metrics: tuple[str, ...]
-    text: str
-    remedy: str
-
-
-# Name of the field in config.alarms → its figure.
-FIGURES: Mapping[str, _Figure] = {
-    'sampler_gap': _Figure(
-        ('sampler_gap',),
-        'sampler and trainer differ in the probability of a token by',
-        'set config.policy.dtype=float32 to see whether rounding is the cause, and config.<role>.tis_cap=2 to '
-        'correct it',
-    ),
-    'entropy': _Figure(
-        ('entropy',),
-        'the entropy of the next token is',
-        'lower config.<role>.learning_rate, or raise config.<role>.entropy_coef or config.<role>.temperature',
-    ),
-    'length': _Figure(
-        (_LENGTH_METRIC,),
-        'rollouts have grown, relative to the first steps, by the factor',
-        'read the rollouts in report.html; config.reward.overlong_buffer and config.rollout.truncated=drop limit it',
-    ),
-    'tool_errors': _Figure(
-        ('call_error_share',),
-        'the share of failed calls is',
-        'read the calls in report.html: whether the policy writes them as config.tools.syntax asks, and whether '
-        'the tools answer',
-    ),
-    'empty_searches': _Figure(
-        ('empty_search_share',),
-        'the share of searches that find no passage is',
-        'ask the search by hand (python -m zeroplay_jax.retrieval.query, or curl to a server): whether its index has '
-        'passages, and whether it is of the language and corpus of the questions',
-    ),
-    'no_call': _Figure(
-        ('no_call_share',),
-        'the share of answers without any call is',
-        'the policy answers from memory: take questions that it cannot know, or check the prompt',
-    ),
-    'no_evidence': _Figure(
-        ('no_evidence_share',),
-        'the share of correct answers that no result contains is',
-        'the reward does not come from the search: read such rollouts in report.html',
-    ),
-    'duplicates': _Figure(
-        ('duplicate_share',),
-        'the share of questions that several tasks propose is',
-        "the proposer writes the same question about different documents: lower the proposing role's learning_rate",
-    ),
-    'judge_agreement': _Figure(
-        ('judge_agreement',),
-        "the share of the judge's verdicts that agree with the accepted answers is",
-        'read the verdicts in report.html; take another judge (config.judge.model) or config.reward.answer=em',
-    ),
-    'judge_lost': _Figure(
-        ('judge_lost_share',),
-        'the share of judgements without a verdict is',
-        'check the judge (config.judge): the terminal names the reasons',
-    ),
-    'staleness': _Figure(
-        ('staleness', 'filter/age'),
-        'the age of the trained rollouts in training steps is',
-        'set config.<role>.surplus=drop, or a smaller config.<role>.batch',
-    ),
-    'nonfinite': _Figure(
-        # Weights that are not finite stop the run whatever the levels are (`outcome.raise_if_weights_are_lost`).
-        (
-            # The longer name first: the shorter one is its end.
-            'value_network/nonfinite_updates',
-            'nonfinite_updates',
-            'row_drop/nonfinite_reward',
-        ),
-        'the share of updates or rewards that are not finite is',
-        'lower config.<role>.learning_rate (with baseline=value also config.value_network.learning_rate), '
-        'set config.policy.dtype=float32, or correct the reward',
-    ),
-}
-
-
-class Levels(NamedTuple):
-    """A value of config.alarms: levels of a figure, 0 is off, and the steps in a row that must reach one."""
-
-    warn: float
-    stop: float
-    steps: float
-
-
-def _without_stop(config: Config, name: str) -> str:
-    """Returns the flag with which an alarm never stops the run."""
-    levels = Levels(*config.alarms[name])
-    return f"--config.alarms.{name}='({levels.warn:g},0,{levels.steps:g})'"
-
-
-@dataclasses.dataclass(frozen=True)
-class Alarm:
-    """A level that was reached.
-
-    Attributes:
-      name: field of config.alarms.
-      level: WARN or STOP.
-      metric: the metric that reached it.
-      value: its value in the last step.
-      text: one line: step, figure, value, level, and what to look at.
-    """
-
-    name: str
-    level: str
-    metric: str
-    value: float
-    text: str
-
-
-class Alarms:
-    """Watches the metrics of a run, step by step.
-
-    Args:
-      levels: `config.alarms`: name → (warn, stop, steps).
-    """
-
-    def __init__(self, levels: Mapping[str, Sequence[float]]):
-        self._levels = {name: Levels(*values) for name, values in levels.items()}
-        # '<name> <level> <phase> <metric>' → steps in a row that reached the level.
-        self._in_a_row: collections.Counter[str] = collections.Counter()
-        # '<phase> <role>/' → mean lengths in its first steps.
-        self._first_lengths: dict[str, list[float]] = {}
-
-    def check(self, step: Step, metrics: Mapping[str, float]) -> list[Alarm]:
-        """Returns the alarms of a step, stops before warnings; call it once after every step but evaluations.
-
-        Args:
-          step: the step.
-          metrics: its metrics.
-        """
-        watched = dict(metrics) | self._length_growth(step, metrics)
-        alarms: list[Alarm] = []
-        for name, figure in FIGURES.items():
-            for metric, value in _values(watched, figure.metrics):
-                alarm = self._check_value(step, name, metric, value)
-                if alarm is not None:
-                    alarms.append(alarm)
-        return sorted(alarms, key=lambda alarm: alarm.level != STOP)
-
-    def _length_growth(self, step: Step, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Returns the growth of a role's rollouts, as metrics, once the first steps of the phase are known; else {}."""
-        growth = {}
-        for metric, length in _values(metrics, ('policy_tokens',)):
-            role = metric.removesuffix('policy_tokens')
-            # Phases of one name recur in every iteration; roles, and phases of other names, write different things.
-            first_lengths = self._first_lengths.setdefault(f'{step.phase.name} {role}', [])
-            if not length:
-                continue
-            if len(first_lengths) < REFERENCE_STEPS:
-                first_lengths.append(length)
-                continue
-            growth[role + _LENGTH_METRIC] = length * len(first_lengths) / sum(first_lengths)
-        return growth
-
-    def _check_value(self, step: Step, name: str, metric: str, value: float) -> Alarm | None:
-        """Counts the levels that a value reaches; returns the alarm that follows, the stop rather than the warning."""
-        levels = self._levels[name]
-        alarm = None
-        for level, limit in ((WARN, levels.warn), (STOP, levels.stop)):
-            key = f'{name} {level} {step.phase.name} {metric}'
-            if not reaches(name, value, limit):
-                self._in_a_row.pop(key, None)
-                continue
-            self._in_a_row[key] += 1
-            steps = self._in_a_row[key]
-            excess = steps - levels.steps
-            # A run that was stopped and resumed stops again; a warning is repeated from time to time only.
-            is_repetition = level == WARN and excess % _REPEAT_STEPS > 0
-            if excess >= 0 and not is_repetition:
-                text = self._text(step, name, level, metric, value, steps)
-                alarm = Alarm(name, level, metric, value, text)
-        return alarm
-
-    def _text(
-        self, step: Step, name: str, level: str, metric: str, value: float, steps: int
-    ) -> str:
-        figure = FIGURES[name]
-        prefix = metric.removesuffix(_base_name(metric, figure.metrics)).rstrip('/')
-        of_role = f' ({prefix})' if prefix else ''
-        role = prefix or '<role>'
-        # Figures of the whole step, such as the staleness of rollouts.
-        if not prefix and len(step.phase.trains) == 1:
-            role = step.phase.trains[0]
-        in_a_row = f', {steps} steps in a row' if steps > 1 else ''
-        values = ', '.join(f'{value:g}' for value in self._levels[name])
-        side = 'at or below' if name in ALARMS_THAT_FALL else 'at or above'
-        limit = f'{side} the {level} level of config.alarms.{name}=({values})'
-        remedy = figure.remedy.replace('<role>', role)
-        return f'{step_name(step)}: {figure.text} {value:.3g}{of_role}{in_a_row}, {limit}; {remedy}'
-
-    def state(self) -> Json:
-        """Returns the counts and the reference lengths as JSON, for a checkpoint."""
-        return {'in_a_row': dict(self._in_a_row), 'first_lengths': self._first_lengths}
-
-    def restore(self, state: Json) -> None:
-        """Inverse of `state`."""
-        self._in_a_row = collections.Counter(state['in_a_row'])
-        self._first_lengths = {
-            phase: list(lengths) for phase, lengths in state['first_lengths'].items()
-        }
-
-
-def _values(metrics: Mapping[str, float], names: tuple[str, ...]) -> Iterator[tuple[str, float]]:
-    """Yields the metrics of these names, with and without the prefix of a role."""
-    for metric, value in metrics.items():
-        if _base_name(metric, names):
-            yield metric, value
-
-
-def _base_name(metric: str, names: tuple[str, ...]) -> str:
-    """Returns the name of a metric without the prefix of a role; '' if it is none of `names`."""
-    for name in names:
-        if metric == name or metric.endswith(f'/{name}'):
-            return name
-    return ''

@@ -93,9 +93,8 @@ def claimed(hosts: Hosts, workdir: pathlib.Path, config: Config) -> Iterator[Non
     """
     # run_on_first shares errors, so the lock is taken inside it; the ExitStack holds it until this context ends.
     with contextlib.ExitStack() as stack:
-        claim = run_workdir.claim(
-            workdir, config.to_dict(), fields.changeable_fields(config), fields.defaults(config)
-        )
+        changeable = fields.changeable_fields(config)
+        claim = run_workdir.claim(workdir, config.to_dict(), changeable)
         hosts.run_on_first(stack.enter_context, claim)
         yield
 

@@ -62,7 +62,7 @@ class Plan:
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """`samples`, and `temperature` if there is one: folders of earlier versions have none."""
+        """`samples`, and `temperature` if there is one."""
         sampling: dict[str, Any] = {'samples': self.samples}
         if self.temperature:
             sampling['temperature'] = self.temperature
@@ -89,7 +89,7 @@ def evaluate(config: Config, plan: Plan) -> dict[str, Any]:
     costs = _judge_costs(config)
     settings = {**config.to_dict(), 'evaluation': plan.sampling}
     free = _free_fields(config)
-    with workdir.claim(plan.folder, settings, free, fields.defaults(config)):
+    with workdir.claim(plan.folder, settings, free):
         inputs = _inputs(config, path)
         _check_inputs(plan.folder, inputs)
         with GradingRecord(plan.folder) as grading:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from zeroplay_jax.objectives import masking
-from zeroplay_jax.objectives.loss_checks import check_loss
+from zeroplay_jax.objectives.checks import check_loss
 from zeroplay_jax.objectives.losses import POLICY_LOSSES, LossError, PolicyLoss
 
 
@@ -95,7 +95,7 @@ def user_meets(user_reads):
     'name', [pytest.param(name, marks=pytest.mark.fault('K', name)) for name in COUPLED]
 )
 def test_a_loss_that_reads_other_rollouts_is_refused(name, user_meets):
-    with user_meets('^loss users_loss: .* micro.rows, packing'):
+    with user_meets('^loss users_loss: .* shares its micro-batch'):
         check_loss(PolicyLoss(loss_of(COUPLED[name])))
 
 
@@ -127,7 +127,7 @@ def test_a_statistic_that_is_no_sum_over_rollouts_is_refused(name, user_meets):
     def measured(logp, old_logp, advantage, mask, segment, **options):
         return -advantage * logp, {'figure': STATISTICS[name](logp, mask)}
 
-    with user_meets("loss measured: statistic 'figure'"):
+    with user_meets('loss measured: statistics figure'):
         check_loss(PolicyLoss(measured))
 
 
@@ -157,30 +157,16 @@ def test_a_loss_that_reads_its_rollout_alone_passes(name):
     check_loss(PolicyLoss(loss_of(WITHIN_A_ROLLOUT[name])))
 
 
-def test_the_check_decides_under_a_transformation():
-    """`policy_loss` may be called in a function that is traced."""
-
-    @jax.jit
-    def traced(value):
-        check_loss(PolicyLoss(loss_of(WITHIN_A_ROLLOUT['large'])))
-        with pytest.raises(LossError):
-            check_loss(PolicyLoss(loss_of(whitened)))
-        return value
-
-    assert traced(1.0) == 1.0
-
-
-@pytest.mark.parametrize('settings', [(0.0, 0.0, 0.0), (3e-4, 4e-4, None), (0.2, 0.28, 3.0)])
 @pytest.mark.parametrize('name', POLICY_LOSSES)
-def test_built_in_losses_pass(name, settings):
-    check_loss(POLICY_LOSSES[name], *settings)
+def test_built_in_losses_pass(name):
+    check_loss(POLICY_LOSSES[name])
 
 
 @pytest.mark.parametrize('name', POLICY_LOSSES)
 def test_a_false_declaration_is_refused(name):
     loss = POLICY_LOSSES[name]
     if not loss.elementwise:
-        with pytest.raises(LossError, match=f'loss {name}: declared elementwise'):
+        with pytest.raises(LossError, match=f'loss {name}: .*declared elementwise'):
             check_loss(PolicyLoss(loss.function, elementwise=True))
 
 
@@ -190,5 +176,5 @@ def test_a_count_of_rollouts_is_not_elementwise():
         return -advantage * logp, {'rollouts': (rollouts, rollouts)}
 
     check_loss(PolicyLoss(counted))
-    with pytest.raises(LossError, match='loss counted: declared elementwise'):
+    with pytest.raises(LossError, match='loss counted: .*declared elementwise'):
         check_loss(PolicyLoss(counted, elementwise=True))
