@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from zeroplay_jax.configuration.fields import config
     from zeroplay_jax.types import UserError
 
-__version__ = '0.2.0'
+__version__ = '0.3.0'
 
 __all__ = [
     'Index',
