@@ -100,7 +100,7 @@ def test_ctrl_c_is_one_line(tmp_path):
         ('main --config=configs/quickstart.py --workdir=FOLDER/run', 'jax'),
         ('evaluate --config=configs/quickstart.py', 'ml_collections'),
         ('ask Who?', 'ml_collections'),
-        ('inputs answers --corpus FOLDER --out FOLDER/out', 'numpy'),
+        ('extras.inputs answers --corpus FOLDER --out FOLDER/out', 'numpy'),
         pytest.param('report FOLDER', 'numpy', marks=pytest.mark.long),
     ],
 )
