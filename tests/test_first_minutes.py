@@ -7,6 +7,7 @@ from python_process import ROOT, run_python
 
 import zeroplay_jax
 from zeroplay_jax import __main__ as commands
+from zeroplay_jax.extras import EXTRAS
 from zeroplay_jax.settings.kinds import EXAMPLE_TEXTS
 
 
@@ -31,6 +32,7 @@ def test_the_package_lists_its_commands(capsys, user_reads):
     }
     # What trains the checkpoints that come with the package is for its developers.
     makers = {name for name in runnable if name.startswith('mini.') and name != 'mini.sample'}
+    runnable |= {f'extras.{name}' for name, extra in EXTRAS.items() if extra.is_command}
     assert runnable - makers - {'__main__'} == set(commands.COMMANDS)
     user_reads(f'right: {listed[0]} …')
 

@@ -341,9 +341,7 @@ def test_every_end_of_turn_stops(folder, codec, opened, user_reads, place):
 @pytest.mark.parametrize('name', ['generation_config', 'config'])
 def test_ids_that_are_none_are_refused(folder, opened, user_reads, name, value):
     config = json.loads((folder / 'config.json').read_text()) if name == 'config' else {}
-    with pytest.raises(
-        UserError, match=rf'{name}.json: eos_token_id=.* the id of the token'
-    ) as refusal:
+    with pytest.raises(UserError, match=rf'{name}.json: .*eos_token_id') as refusal:
         opened(template(), **{name: config | {'eos_token_id': value}})
     user_reads(refusal.value)
 

@@ -26,7 +26,6 @@ from zeroplay_jax.configuration.places import (
 )
 from zeroplay_jax.mini import world
 from zeroplay_jax.objectives import rewards
-from zeroplay_jax.objectives.advantages import resolve_advantage
 from zeroplay_jax.objectives.registry import BUILT_IN_LOSSES, LossProperties
 from zeroplay_jax.retrieval.command import similar_path
 from zeroplay_jax.rollout.prompts import select
@@ -96,6 +95,9 @@ def check_advantages(config: ConfigDict, recipe: type[Recipe]) -> None:
             if settings.baseline == 'value':
                 problem = 'a value network computes the advantages from returns'
                 fail(f'{role}.advantage', name, problem, 'take group or turn, or another baseline')
+            # Its module loads JAX, and only functions of others need it.
+            from zeroplay_jax.objectives.advantages import resolve_advantage
+
             # Whether it is per turn is known when it has been called.
             try:
                 resolve_advantage(name)
