@@ -294,7 +294,9 @@ def test_help_shows_examples_that_the_command_understands(kind, capsys):
     assert ended.value.code == 0
     _, _, examples = capsys.readouterr().out.partition('examples:\n')
     calls = re.findall(
-        r'^  python -m zeroplay_jax\.extras\.inputs (.*)', examples.replace('\\\n', ''), re.MULTILINE
+        r'^  python -m zeroplay_jax\.extras\.inputs (.*)',
+        examples.replace('\\\n', ''),
+        re.MULTILINE,
     )
     parsed = [command._parser().parse_args(call.split()) for call in calls]
     assert len(parsed) >= 2 and all(args.kind == kind[0] for args in parsed if kind)
