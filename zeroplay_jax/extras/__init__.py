@@ -16,7 +16,7 @@ class Extra(NamedTuple):
 
     Attributes:
       about: what it does, in one sentence.
-      package: what pip must have installed; '' for nothing more than the project needs.
+      package: what pip must have installed, as the extra itself says; '' for nothing more than the project needs.
       is_command: whether `python -m zeroplay_jax.extras.NAME` runs it.
     """
 
@@ -40,15 +40,13 @@ COMMANDS = tuple(f'extras.{name}' for name, extra in EXTRAS.items() if extra.is_
 def load_extra(name: str, part: str = '') -> Any:
     """Returns the module of an extra, or a part of its folder.
 
+    Args:
+      name: key of `EXTRAS`.
+      part: module within its folder; '' for the extra itself.
+
     Raises:
-      UserError: it was removed, or a package that it needs is not installed.
+      UserError: it was removed.
     """
-    extra = EXTRAS.get(name)
-    if extra is None:
+    if name not in EXTRAS:
         raise UserError(f'{name}: this installation is without zeroplay_jax/extras/{name}')
-    try:
-        return importlib.import_module('.'.join(filter(None, (__name__, name, part))))
-    except ImportError as error:
-        if not extra.package:
-            raise
-        raise UserError(f'{name}: {error}; pip install {extra.package}') from None
+    return importlib.import_module('.'.join(filter(None, (__name__, name, part))))
