@@ -235,23 +235,19 @@ def _train(
     # Saving follows the log of its step, so its time is logged with the next one.
     save_seconds = 0.0
     saver = Saver(hosts, place.workdir, config.checkpoint.best, engine, checkpoints, state)
-    shows_progress = config.progress and hosts.is_first
+    shown = config.progress and hosts.is_first
     step_pairs = itertools.zip_longest(steps[first_step:], steps[first_step + 1 :])
     with (
         contextlib.closing(writer) if writer else contextlib.nullcontext(),
         checkpoints.saved_on_error(),
         contextlib.closing(engine),
         contextlib.closing(saver),
-        progress.Bar(
-            len(steps), 'steps', initial=first_step, shown=shows_progress, leave=True
-        ) as bar,
+        progress.Bar(len(steps), 'steps', initial=first_step, shown=shown, leave=True) as bar,
     ):
         for step, next_step in step_pairs:
             try:
                 with traced(config.profile.steps, step.number, place.workdir):
-                    metrics, rows = _run_step(
-                        context, engine, step, next_step, state, shows_progress
-                    )
+                    metrics, rows = _run_step(context, engine, step, next_step, state, shown)
             except Preempted:
                 # Only the rollouts of this step are lost: the state is that before it.
                 saver.save_now(step.number)
@@ -366,10 +362,10 @@ def _run_step(
     step: Step,
     next_step: Step | None,
     state: dict[str, Any],
-    shows_progress: bool,
+    shown: bool,
 ) -> tuple[dict[str, float], list[Row]]:
     """Runs one step of any kind; returns its metrics and rows. Results of an evaluation also enter `state`."""
-    with progress.Bar(None, 'episodes', step.phase.name, shown=shows_progress) as bar:
+    with progress.Bar(None, 'episodes', step.phase.name, shown=shown) as bar:
         if step.phase.name == 'evaluation':
             return evaluate_step(context, engine, step, state, bar.update)
         metrics, rows = engine.run_step(step, bar.update, next_step)
