@@ -247,5 +247,7 @@ with progress.Bar(9, 'steps', leave=True) as steps, progress.Bar(None, 'episodes
     shown = on_a_terminal(code)
     # The time goes on.
     assert re.search(r'2/9 steps, 0:00:0[1-9]; play \[1\]: 5 episodes, 0:00:0', shown)
-    # Above the bar, and the cursor is never hidden, so that an early end does not lose it.
-    assert '\x1b[2Ka notice\r\n' in shown and '\x1b[?25' not in shown
+    # Above the bar, which has one line: of two, what a library prints between them would be erased.
+    assert '\x1b[2Ka notice\r\n' in shown and '\x1b[1A' not in shown
+    # An early end does not lose the cursor, because it is never hidden.
+    assert '\x1b[?25' not in shown
