@@ -32,9 +32,14 @@ def render(request: list) -> list:
 
     Args:
       request: [the template, its variables, the moment that it gets as the present one in the ISO format, the CPU
-        seconds that it may take, more than 0].
+        seconds that it may take].
     """
     global _process
+    limits = f'{MOST_SECONDS:.0f} s of CPU time and {_MOST_GIGABYTES} GB of memory'
+    ended = ['', f'its process ended; a template may take {limits}', 0.0]
+    # A timer of 0 seconds would never end.
+    if not request[-1]:
+        return ended
     reply = ''
     with _lock:
         # A signal to a group of processes ends this one only.
@@ -58,11 +63,7 @@ def render(request: list) -> list:
             if not reply:
                 _process.kill()
                 _process.communicate()
-    if reply:
-        return json.loads(reply)
-    limits = f'{MOST_SECONDS:.0f} s of CPU time and {_MOST_GIGABYTES} GB of memory'
-    # Nothing is left, but a timer of 0 seconds would never end.
-    return ['', f'its process ended; a template may take {limits}', 1e-3]
+    return json.loads(reply) if reply else ended
 
 
 def _serve() -> None:
