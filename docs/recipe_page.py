@@ -18,7 +18,7 @@ NAMES = {
     'selfplay.recipe': """
         RoleSpec Recipe Recipe.roles Recipe.check Recipe.phases Recipe.tasks Recipe.episode Recipe.after_step
         Recipe.state Recipe.restore Recipe.answer Recipe.judge_reward Recipe.judgements Recipe.reads_documents
-        Recipe.first_tasks Recipe.rollouts_per_step
+        Recipe.first_tasks
     """,
     'selfplay.schedule': 'Phase Step BatchCursor TaskPool',
     'types': """

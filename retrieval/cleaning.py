@@ -202,7 +202,7 @@ def _text_passages(
     if source.is_dir():
         _count_other_files(source, set(texts), inventory)
     titles = FileTitles(source)
-    with progress.bar(len(texts), 'files', 'read texts') as bar:
+    with progress.Bar(len(texts), 'files', 'read texts') as bar:
         for path in texts:
             name = text_name(source, path)
             whole_text, problem = _read_text(path)
@@ -269,7 +269,7 @@ def _file_passages(
 ) -> Iterator[Record]:
     """Yields the passages of a corpus file, long ones cut, and counts the passages before the cut in `inventory`."""
     bad_lines = BadLines(source, strict=False, logged=0)
-    with progress.bar(None, 'passages', 'read passages') as bar:
+    with progress.Bar(None, 'passages', 'read passages') as bar:
         for _, record in read(source, bad_lines):
             title, text = split(record.contents)
             problem = problem_of(text)

@@ -194,7 +194,7 @@ def write(
     digest = hashlib.sha256()
     count = 0
     long = damaged = untitled = 0
-    with _database(folder) as database, progress.bar(None, 'passages', 'read') as bar:
+    with _database(folder) as database, progress.Bar(None, 'passages', 'read') as bar:
         for record in _added(database, read(source, skipped, passage_words, fields)):
             line = f'{record.id}\n{record.contents}'.encode()
             # The length is hashed too, so that moving a character between two passages changes the digest.

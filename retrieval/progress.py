@@ -1,248 +1,162 @@
-"""Progress bars of one style for work that takes longer than a few seconds, on stderr.
+"""Progress of work that takes longer than a few seconds: bars on a terminal, on stderr.
 
-On an output that is no terminal, such as the log of a job, a line every 30 seconds takes their place.
+On another output, such as the log of a job, a line every 30 seconds takes their place.
 """
 
 from __future__ import annotations
 
-import contextlib
+import datetime
 import functools
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, TextIO
 
-import tqdm
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
 
-_COMPILE_EVENT = '/jax/core/compile/backend_compile_duration'
 _STDERR = 2
-# Where no terminal is attached: seconds between two lines, and between two looks at the clock.
+# Seconds between two lines where no terminal is attached, and between two looks at the counts.
 _LINE_SECONDS = 30.0
 _LOOK_SECONDS = 1.0
+# The time left follows from the last 1,000 looks within this period: a step may take an hour.
+_PERIOD_SECONDS = 86_400.0
+# In the order in which they were opened. Those that show nothing are not among them.
+_open_bars: list[Bar] = []
 
 
-def bar(
-    total: int | None,
-    unit: str,
-    what: str = '',
-    *,
-    initial: int = 0,
-    shown: bool = True,
-    leave: bool = False,
-    time_left: Callable[[], str] | None = None,
-) -> _Bar:
-    """Returns a progress bar; use it as a context manager and call its `update(n)`.
-
-    A daemon thread redraws the bar every second. While XLA compiles, which can take minutes, the bar shows 'compiling'.
+class Bar:
+    """A progress bar with the time passed and left; a context manager.
 
     Args:
       total: number of units; None if it is unknown.
-      unit: noun of a unit in the plural.
-      what: name of the work, at the beginning of the line.
+      unit: noun of a unit in the plural; '' for work without units.
+      what: name of the work.
       initial: units that are done already.
       shown: False draws and prints nothing.
-      leave: whether the line remains when the work is done.
-      time_left: returns the text shown instead of elapsed and remaining time, for units that take different times;
-        called whenever the bar is drawn.
-    """
-    options: dict[str, Any] = {
-        'disable': not _is_drawn(shown),
-        'has_lines': shown,
-        'dynamic_ncols': True,
-        'leave': leave,
-        # Batches finish in bursts: the mean rate predicts the remaining time better than the latest one.
-        'smoothing': 0.0,
-    }
-    if total is not None:
-        # The rate is left out, because the numbers after the bar need the space.
-        options['bar_format'] = (
-            '{l_bar}{bar}| {n_fmt}/{total_fmt}{unit}, {elapsed}<{remaining}{postfix}'
-        )
-    if time_left is not None:
-        # A shorter format, because the numbers of a run need the space.
-        options['bar_format'] = '{n_fmt}/{total_fmt} |{bar}| {time_left}{postfix}'
-        options['time_left'] = time_left
-    return _Bar(total=total, initial=initial, unit=f' {unit}', desc=what, **options)
+      leave: whether the bar remains on the terminal when the work is done.
 
-
-@contextlib.contextmanager
-def clock(what: str, shown: bool = True) -> Iterator[None]:
-    """Shows the name `what` and the elapsed seconds while the block runs, for work whose progress is unknown."""
-    if not _is_drawn(shown):
-        with _Bar(desc=what, unit='', disable=True, has_lines=shown):
-            yield
-        return
-    # The bar writes to a copy of the file descriptor, because `quiet` may redirect the original meanwhile.
-    with (
-        os.fdopen(os.dup(sys.stderr.fileno()), 'w') as file,
-        _Bar(desc=what, bar_format='{desc}: {elapsed}{postfix}', leave=False, file=file),
-    ):
-        yield
-
-
-def _is_drawn(shown: bool) -> bool:
-    """Returns whether a bar is drawn: only if wanted and on a terminal."""
-    return shown and sys.stderr.isatty()
-
-
-class _Bar(tqdm.tqdm):
-    """A bar with a background thread that redraws it every second.
-
-    Args:
-      time_left: see `bar`.
-      has_lines: whether a bar that is not drawn (`disable`) prints lines (`_print_lines`).
+    Attributes:
+      note: text behind the time; may be set while the bar is open.
     """
 
     def __init__(
         self,
-        time_left: Callable[[], str] | None = None,
-        has_lines: bool = False,
-        **options,
+        total: int | None,
+        unit: str,
+        what: str = '',
+        *,
+        initial: int = 0,
+        shown: bool = True,
+        leave: bool = False,
     ):
-        # Set before tqdm's constructor, which draws the line and reads these attributes.
-        self._time_left = time_left
-        # JAX is not imported for the sake of a bar.
-        self._compilations = compilations() if 'jax' in sys.modules else Compilations()
-        super().__init__(**options)
-        self._closed = threading.Event()
-        if self.disable:
-            # tqdm keeps nothing of a bar that it does not draw.
-            self.desc = options['desc']
-            self.unit = options['unit']
-            self.postfix = ''
-            self._begin = time.monotonic()
-            if has_lines:
-                _open_bars[id(self)] = self
-                _start_lines()
-            return
-        threading.Thread(target=self._redraw, daemon=True).start()
+        self.note = ''
+        self._count = initial
+        self._unit = unit
+        self._what = what
+        self._shown = shown
+        bars = [BarColumn(10)] if total else []
+        is_terminal = sys.stderr.isatty() and _console().is_interactive
+        self._progress = Progress(
+            *bars,
+            TextColumn('{task.description}', markup=False),
+            console=_console(),
+            transient=not leave,
+            # What is printed to stdout is for other programs.
+            redirect_stdout=False,
+            refresh_per_second=2,
+            speed_estimate_period=_PERIOD_SECONDS,
+            # The first one shows the others behind itself: of several lines the terminal would lose what libraries
+            # print.
+            disable=not shown or bool(_open_bars) or not is_terminal,
+        )
+        self._task = self._progress.add_task('', total=total, completed=initial)
 
-    def _redraw(self) -> None:
-        while not self._closed.wait(1.0):
-            self.refresh()
-
-    def update(self, n=1):
+    def update(self, count: int = 1) -> None:
         """Adds finished units."""
-        if self.disable:
-            self.n += n
-        return super().update(n)
+        self._count += count
 
     def text(self) -> str:
-        """Returns the state of a bar that is not drawn, such as 'encode: 12/40 passages, 01:30'."""
+        """Returns the newest state, such as 'encode: 12/40 passages, 0:01:30, 0:03:00 left'."""
+        self._progress.update(self._task, completed=self._count)
+        (task,) = self._progress.tasks
         parts = []
-        if self.unit:
-            total = '' if self.total is None else f'/{self.total}'
-            parts.append(f'{self.n}{total}{self.unit}')
-        parts.append(self.format_interval(round(time.monotonic() - self._begin)))
-        if self._time_left is not None:
-            parts.append(self._time_left())
-        if self.postfix:
-            parts.append(self.postfix)
-        name = f'{self.desc}: ' if self.desc else ''
+        if self._unit:
+            total = '' if task.total is None else f'/{task.total}'
+            parts.append(f'{self._count}{total} {self._unit}')
+        parts.append(_clock_text(task.elapsed or 0))
+        if task.time_remaining:
+            parts.append(f'{_clock_text(task.time_remaining)} left')
+        if self.note:
+            parts.append(self.note)
+        name = f'{self._what}: ' if self._what else ''
         return name + ', '.join(parts)
 
-    def close(self):
-        """Ends the line."""
-        # tqdm also calls `close` when its own constructor failed, and a second time when the object is removed.
-        if hasattr(self, '_closed'):
-            self._closed.set()
-        _open_bars.pop(id(self), None)
-        super().close()
+    def draw(self, text: str) -> bool:
+        """Shows a text behind the bar; False where no terminal is attached."""
+        self._progress.update(self._task, description=text)
+        return not self._progress.disable
 
-    @property
-    def format_dict(self):
-        """Returns the values that tqdm fills into its line; calls `time_left`."""
-        values = super().format_dict
-        if self._time_left is not None:
-            values['time_left'] = self._time_left()
-        if self._compilations.running:
-            parts = [part for part in (values['postfix'], 'compiling') if part]
-            values['postfix'] = ', '.join(parts)
-        return values
+    def __enter__(self) -> Bar:
+        if self._shown:
+            self.draw(self.text())
+            self._progress.start()
+            _open_bars.append(self)
+            _start_looking()
+        return self
+
+    def __exit__(self, *_) -> None:
+        if self._shown:
+            _open_bars.remove(self)
+            self.draw(self.text())
+            self._progress.stop()
 
 
-# Bars and clocks that are not drawn, the newest last, by their `id`: tqdm's bars are equal where their positions are.
-_open_bars: dict[int, _Bar] = {}
+def clock(what: str, shown: bool = True) -> Bar:
+    """Returns a context that shows the name `what` and the time passed, for work whose progress is unknown."""
+    return Bar(None, '', what, shown=shown)
+
+
+def _clock_text(seconds: float) -> str:
+    """Returns a duration such as '1:02:03'."""
+    return str(datetime.timedelta(seconds=int(seconds)))
+
+
+class _Console(Console):
+    """A console that never hides the cursor: a signal may end the process before it would be shown again."""
+
+    def show_cursor(self, show: bool = True) -> bool:
+        return False
+
+
+@functools.cache
+def _console() -> Console:
+    # A copy of the file descriptor, because `command.quiet` redirects the original for minutes.
+    stderr = os.fdopen(os.dup(_STDERR), 'w')
+    return _Console(file=stderr, markup=False, emoji=False, highlight=False)
 
 
 # Cached: one thread is enough.
 @functools.cache
-def _start_lines() -> None:
-    """Starts the thread that prints lines."""
-    # A copy of the file descriptor, because `quiet` may redirect the original for minutes.
-    log = os.fdopen(os.dup(_STDERR), 'w')
-    threading.Thread(target=_print_lines, args=(log,), daemon=True).start()
+def _start_looking() -> None:
+    threading.Thread(target=_look_at_bars, daemon=True).start()
 
 
-def _print_lines(log: TextIO) -> None:
-    """Prints the newest of the bars that are not drawn, every 30 seconds.
+def _look_at_bars() -> None:
+    """Draws the open bars every second; without a terminal prints a line about them every 30 seconds.
 
     The time is that since the last line of any bar, so that a sequence of shorter works is no long silence.
-
-    Args:
-      log: a copy of the process's stderr; not used where `sys.stderr` is something else, as in a notebook.
     """
     printed_at = time.monotonic()
     while True:
         time.sleep(_LOOK_SECONDS)
-        newest = list(_open_bars.values())[-1:]
-        if newest and time.monotonic() - printed_at >= _LINE_SECONDS:
-            file = log if _is_standard(sys.stderr) else sys.stderr
-            print(newest[0].text(), file=file, flush=True)
+        bars = list(_open_bars)
+        if not bars:
+            continue
+        line = '; '.join(bar.text() for bar in bars)
+        is_drawn = bars[0].draw(line)
+        if not is_drawn and time.monotonic() - printed_at >= _LINE_SECONDS:
+            # Notebooks and tests replace `sys.stderr`.
+            file = _console().file if sys.stderr is sys.__stderr__ else sys.stderr
+            print(line, file=file, flush=True)
             printed_at = time.monotonic()
-
-
-def _is_standard(stream: TextIO) -> bool:
-    """Returns whether a stream writes to the file descriptor that `quiet` redirects."""
-    try:
-        return stream.fileno() == _STDERR
-    # UnsupportedOperation, a ValueError as well: a stream in memory, or closed.
-    except (OSError, ValueError):
-        return False
-
-
-class Compilations:
-    """Compilations of XLA in this process.
-
-    Attributes:
-      seconds: total duration of those that have ended.
-    """
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        # A list, whose changes are atomic: several threads compile.
-        self._running: list[str] = []
-
-    @property
-    def running(self) -> int:
-        """Number of programs that are compiled at the moment."""
-        return len(self._running)
-
-    def on_begin(self, event: str, _value: float, **_details) -> None:
-        """Counts a compilation that begins; JAX calls it for all scalars that it records."""
-        # Only XLA's compilations: events of tracing are nested, so their sum would exceed the time they took.
-        if event == _COMPILE_EVENT:
-            self._running.append(event)
-
-    def on_end(self, event: str, seconds: float, **_details) -> None:
-        """Counts a compilation that ends; JAX calls it for all of its duration events."""
-        if event == _COMPILE_EVENT:
-            self.seconds += seconds
-            # One that began before the listener was registered was not counted.
-            with contextlib.suppress(IndexError):
-                self._running.pop()
-
-
-# Cached, because JAX keeps every listener for the lifetime of the process.
-@functools.cache
-def compilations() -> Compilations:
-    """Returns the compilations of this process since the first call."""
-    import jax.monitoring
-
-    counted = Compilations()
-    # JAX records the start time of a compilation as a scalar of the same name as the later duration.
-    jax.monitoring.register_scalar_listener(counted.on_begin)
-    jax.monitoring.register_event_duration_secs_listener(counted.on_end)
-    return counted

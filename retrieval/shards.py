@@ -123,7 +123,7 @@ def encode(
     host_rows = sum(len(ranges[shard]) for shard in host_shards)
     missing_rows = sum(len(ranges[shard]) for shard in missing)
     encoded_rows = host_rows - missing_rows
-    with progress.bar(host_rows, 'passages', 'encode', initial=encoded_rows) as bar:
+    with progress.Bar(host_rows, 'passages', 'encode', initial=encoded_rows) as bar:
         for shard in missing:
             rows = ranges[shard]
             # The texts come from a generator, so that those of a shard need not be in memory together.

@@ -347,7 +347,7 @@ def _evaluate_held_out(config: Config, run: RunContext) -> None:
 
     items = run.library.evaluation_items
     recipe = answering_recipe(config)
-    with progress.bar(len(items), 'questions') as bar:
+    with progress.Bar(len(items), 'questions', shown=config.progress) as bar:
         metric = config.eval.metric
         correct, rows = play.evaluate(run.evaluation, items, 0, recipe, bar.update, metric)
     # Checked before anything is printed: figures of an evaluation with failed searches would mislead.
@@ -496,7 +496,7 @@ def _answer_set(
 
     # The judge counts over all sets, but the limit applies to each set.
     context = run.evaluation.bound()
-    with progress.bar(len(questions), 'questions', name) as bar:
+    with progress.Bar(len(questions), 'questions', name, shown=config.progress) as bar:
         if _METRIC.value == 'rating':
             return rating.rate_all(context, config.judge, questions, number, bar.update)
         answered = answering.answer_all(

@@ -292,7 +292,7 @@ def _make_questions(args: argparse.Namespace) -> None:
     source = args.workdir / 'corpus.jsonl'
 
     def passages() -> Iterator[Any]:
-        with progress.bar(None, 'passages', 'find sentences') as bar:
+        with progress.Bar(None, 'passages', 'find sentences') as bar:
             for item in read(source):
                 yield item
                 bar.update()

@@ -9,7 +9,7 @@ TOOLS = {'search': SEARCH}
 
 
 def added_ids(codec):
-    return {token.id for token in codec._added.values()}
+    return {token['id'] for token in codec._added.values()}
 
 
 def observation(codec, syntax, documents, limit):

@@ -103,16 +103,16 @@ def test_texts_are_trimmed_and_escaped_as_the_template_does_it(opened, user_read
 
 
 WRONG = {
-    'blank': ('\n', 'leaves it out'),
-    'constant': ('<|im_start|>user\nhello<|im_end|>\n', 'leaves it out'),
-    'dropped': (only_roles('system'), 'leaves it out'),
-    'cut': (template('m.content[:100]'), r"'medium medium .* becomes"),
-    'upper': (template('m.content | upper'), 'leaves it out or changes it'),
-    'reversed': (template('m.content | reverse'), 'leaves it out or changes it'),
-    'doubled': (template('m.content ~ m.content'), 'writes it 2 times'),
+    'blank': ('\n', 'does not write every text'),
+    'constant': ('<|im_start|>user\nhello<|im_end|>\n', 'does not write every text'),
+    'dropped': (only_roles('system'), 'does not write every text'),
+    'cut': (template('m.content[:100]'), 'becomes'),
+    'upper': (template('m.content | upper'), 'does not write every text'),
+    'reversed': (template('m.content | reverse'), 'does not write every text'),
+    'doubled': (template('m.content ~ m.content'), 'does not write every text'),
     'words': (template("m.content.split() | join(' ')"), "' .* becomes 'blanks around"),
     'replaced': (template("m.content | replace('<', '&lt;')"), 'becomes'),
-    'list': (template('m.content[0].text'), 'leaves it out'),
+    'list': (template('m.content[0].text'), 'does not write every text'),
     'short': (template("m.content if m.content | length > 3 else 'x'"), "'a' becomes 'x'"),
     'question mark': (
         template("m.content if m.content.endswith('?') else m.content ~ '?'"),
@@ -140,7 +140,7 @@ WRONG = {
     'raises': (template("raise_exception('no\nway')"), 'no'),
     'undefined': (template('m.content + undefined_name.x'), 'undefined_name'),
     'syntax': ('{% for', 'cannot be used'),
-    'long': ('{#' + "\\'" * 200_000 + '#}' + template(), 'it has 400,'),
+    'long': ('{#' + "\\'" * 200_000 + '#}' + template(), 'has 400,'),
 }
 
 

@@ -134,8 +134,8 @@ REFUSED = [
         row('new-tokenizers', 'normalisers that expand a text, tokens of single words', *values)
         for values in [
             (specification(single_word), r"'<\|im_start\|>' has single_word=true"),
-            (specification(growing), 'makes up to 1,000,000 characters of one'),
-            (specification(prepending), 'makes up to 1,001 characters of one'),
+            (specification(growing), 'its normaliser replaces or adds text'),
+            (specification(prepending), 'its normaliser replaces or adds text'),
         ]
     ],
     row(
@@ -315,8 +315,8 @@ OTHER = 'an adapter with another tokenizer or template than its base'
 @pytest.mark.parametrize(
     ('change', 'difference'),
     [
-        row('third-12', OTHER, with_token, r"tokenizer \(token '<plan>' with id 272\).*merge"),
-        row('third-12', OTHER, with_rules, r'another tokenizer \(other rules.*merge'),
+        row('third-12', OTHER, with_token, 'another tokenizer than its base.*merge'),
+        row('third-12', OTHER, with_rules, 'another tokenizer than its base.*merge'),
         row('third-12', OTHER, with_template, 'another chat template.*merge'),
         row('third-12', OTHER, with_template_in_config, 'another chat template.*merge'),
         row(
@@ -391,12 +391,7 @@ def test_ids_are_those_of_auto_tokenizer_or_the_difference_is_said(
     rules = specification(lambda content: content.update(normalizer=normalizer))
     folder = edited(rules, *with_class(model_type, tokenizer_class))
     reference = transformers.AutoTokenizer.from_pretrained(str(folder))
-    try:
-        codec = open_codec(folder)
-    except UserError as refusal:
-        assert 'set "tokenizer_class" to "PreTrainedTokenizerFast"' in str(refusal)
-        user_reads(refusal)
-        return
+    codec = open_codec(folder)
     if codec.notes:
         assert 'here tokenizer.json holds' in codec.notes[0]
         user_reads('said: ' + codec.notes[0])

@@ -108,7 +108,7 @@ def test_search_open_and_calculator_in_one_rollout(scripted, played):
 
 
 def control(codec, ids):
-    return [token for token in ids if token in {added.id for added in codec._added.values()}]
+    return [token for token in ids if token in {added['id'] for added in codec._added.values()}]
 
 
 def test_hostile_pages_hold_no_control_token_and_end_no_turn(scripted, played):

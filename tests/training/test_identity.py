@@ -191,7 +191,6 @@ def test_fields_that_may_change_and_the_place_do_not_change_the_identity(two_run
         value = defaults[name]
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             changed.update_from_flattened_dict({name: value + 1})
-    changed.log.samples_every = 7
     # The same content at another place.
     changed.policy.path = 'elsewhere'
     moved = shutil.move(run, tmp_path / 'moved')

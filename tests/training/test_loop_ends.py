@@ -41,7 +41,6 @@ def train(tmp_path, monkeypatch):
     def run(*outcomes, steps=STEPS):
         engine = mock.Mock(config=config, task_log=[], learners={})
         engine.learning.notices = []
-        engine.recipe.rollouts_per_step.return_value = 1
         engine.recipe.state.return_value = None
         engine.learning.stuck_policies.return_value = []
         monkeypatch.setattr(loop, '_run_step', mock.Mock(side_effect=outcomes))

@@ -11,7 +11,6 @@ import hashlib
 import json
 import pathlib
 import shutil
-import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -167,7 +166,7 @@ def train(
         return params, state, metrics
 
     recent_metrics = []
-    with progress.bar(stage.steps, 'steps', stage.name) as bar:
+    with progress.Bar(stage.steps, 'steps', stage.name) as bar:
         for step in range(stage.steps):
             stream = batches.episodes(stage, roles, materials, codec, seed, step)
             batch = batches.pack(stage, stream)
@@ -182,9 +181,7 @@ def train(
             entry = {'stage': stage.name, 'step': done_steps}
             entry |= _mean_metrics(recent_metrics)
             log.append(entry)
-            # The bar's own method prints above the bar instead of into it.
-            bar.write(json.dumps(entry))
-            sys.stdout.flush()
+            print(json.dumps(entry), flush=True)
             recent_metrics = []
     return params
 

@@ -640,7 +640,6 @@ CHANGEABLE_FIELDS = (
     'progress',
     'stop_after_empty_steps',
     'stop_at_alarms',
-    'log.samples_every',
     'log.writers',
     'profile.steps',
     'checkpoint.every',

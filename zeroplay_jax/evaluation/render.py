@@ -46,11 +46,6 @@ def clean(text: str) -> str:
     return _CONTROLS.sub(lambda control: ascii(control[0])[1:-1], text)
 
 
-def one_line(text: str) -> str:
-    """Returns the text on one line, with single blanks, and cleaned."""
-    return clean(' '.join(text.split()))
-
-
 def one_line_json(value: Json) -> str:
     """Returns JSON on one line; non-ASCII letters are kept, control characters are escaped."""
     text = json.dumps(value, ensure_ascii=False)

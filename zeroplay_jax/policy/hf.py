@@ -48,7 +48,7 @@ from zeroplay_jax.policy.stored_tensors import (
     tensors,
 )
 from zeroplay_jax.retrieval import json_text
-from zeroplay_jax.retrieval.progress import bar as progress_bar
+from zeroplay_jax.retrieval.progress import Bar
 from zeroplay_jax.settings.schema import ALL_LINEARS
 from zeroplay_jax.types import UserError
 
@@ -159,7 +159,7 @@ def load(
         arrays on the first device.
       dtype: of the parameters, whatever the dtype of the files.
       training_layout: whether the arrays are laid out as the training state is, see `sharding.parameter_sharding`.
-      progress: whether a progress bar is drawn on a terminal.
+      progress: whether a progress bar is shown.
       matrix_dtype: dtype of matrices, if it is not that of the other parameters.
       quantized: whether the kernels of linear layers become int8 (policy/adapters.py). Not for adapters.
 
@@ -175,7 +175,7 @@ def load(
     # Computed before the first tensor is read, so that a mesh that does not divide the shapes raises early.
     shardings = _tensor_shardings(config, tensor_of_path, mesh, training_layout)
     flat: dict[str, jax.Array] = {}
-    with progress_bar(len(tensor_of_path), 'tensors', 'load', shown=progress) as bar:
+    with Bar(len(tensor_of_path), 'tensors', 'load', shown=progress) as bar:
         for path, tensor in tensor_of_path.items():
             is_quantized = quantized and adapters.is_quantized(path)
             leaf_dtype = matrix_dtype if matrix_dtype and len(tensor.shape) > 1 else dtype

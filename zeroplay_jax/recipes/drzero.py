@@ -95,16 +95,6 @@ class Recipe(RecipeBase):
         """Returns tasks on documents, with hop counts in the exact ratio; for the solver, on questions of the pool."""
         return tasks_in_turns(self.config, self.documents, step, pool, cursor)
 
-    def rollouts_per_step(self, phase):
-        """Adds the attempts that measure the difficulty of proposals to the estimate of the base class."""
-        rollouts = super().rollouts_per_step(phase)
-        if 'proposer' in phase.trains:
-            return rollouts * (1 + self.config.reward.solves)
-        if not phase.trains:
-            # Only the best proposal on a document is measured.
-            return rollouts + self.config.pool.batch * self.config.pool.measure
-        return rollouts
-
     async def episode(self, context, step, task):
         """Runs one task: proposals if the phase trains the proposer, a question for the pool if it trains no role, or
         answers of the solver."""

@@ -176,13 +176,6 @@ class Recipe(RecipeBase):
             return dataset_tasks(self.config, self._dataset, step, cursor)
         return tasks_in_turns(self.config, self.documents, step, pool, cursor)
 
-    def rollouts_per_step(self, phase):
-        """Adds the trial answers to challenges, which generation makes as well, to the estimate of the base class."""
-        rollouts = super().rollouts_per_step(phase)
-        if phase.trains and 'proposer' not in phase.trains:
-            return rollouts
-        return rollouts * (1 + self._attempts(phase))
-
     def _attempts(self, phase: Phase) -> int:
         """Returns how many answers of the solver measure a challenge in a phase (SCOPE, appendix G)."""
         filtering = 0 if phase.trains else self.config.pool.measure

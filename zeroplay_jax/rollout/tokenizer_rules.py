@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import pathlib
 from collections.abc import Callable
@@ -13,9 +12,6 @@ import transformers
 
 from zeroplay_jax.retrieval import json_text
 from zeroplay_jax.types import UserError, first_line
-
-# Characters that a normaliser may make of one.
-_MOST_GROWTH = 64
 
 # Classes that AutoTokenizer of `transformers` takes for the supported types of models, where a folder names none.
 _CLASS_OF_MODEL_TYPE = {
@@ -39,43 +35,37 @@ TEXTS = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class AddedToken:
-    """A token of the added vocabulary.
-
-    Attributes:
-      id: its id.
-      lstrip, rstrip: whether it takes the white space before or behind it.
-    """
-
-    id: int
-    lstrip: bool
-    rstrip: bool
+# How SentencePiece vocabularies write a space, and the normaliser of tokenizer.json that does so and nothing else.
+_SPACE_MARK = '\u2581'
+_SPACES_MARKED = {'type': 'Replace', 'pattern': {'String': ' '}, 'content': _SPACE_MARK}
 
 
-def added_tokens(specification: dict[str, Any]) -> dict[str, AddedToken]:
-    """Returns the added vocabulary by text, without white space that controls nothing.
+# Character → byte of the byte-level alphabet. Printable bytes stand for themselves, all others for the characters from
+# 256 in order.
+_LETTERS = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+_PRINTABLE = [ord(letter) for letter in _LETTERS if ord(letter) < 256]
+_BYTE_ALPHABET = dict(zip(_LETTERS, [*_PRINTABLE, *sorted({*range(256)} - {*_PRINTABLE})]))
+# Bytes that no UTF-8 text has; some vocabularies leave them out.
+_NEVER_IN_UTF8 = frozenset([0xC0, 0xC1, *range(0xF5, 0x100)])
+_BYTE_TOKENS = {f'<0x{byte:02X}>': bytes([byte]) for byte in range(256)}
+
+
+def added_tokens(specification: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Returns the entries of the added vocabulary by text, without white space that controls nothing.
 
     Args:
       specification: content of tokenizer.json.
     """
-    added = {}
-    for token in _control_entries(specification):
-        added[token['content']] = AddedToken(token['id'], token['lstrip'], token['rstrip'])
-    return added
-
-
-def _control_entries(specification: dict[str, Any]) -> list[dict[str, Any]]:
     vocabulary = specification['model']['vocab']
     has_marks = marks_spaces(specification)
-    entries = []
+    added = {}
     for token in specification['added_tokens']:
         text = token['content']
         # Runs of white space (Gemma) control nothing: foreign text has them as any other text does.
         is_plain = has_marks and is_white_space(text) and text in vocabulary
         if not is_plain:
-            entries.append(token)
-    return entries
+            added[text] = token
+    return added
 
 
 def check(folder: pathlib.Path, specification: dict[str, Any], vocabulary_size: int) -> None:
@@ -86,74 +76,60 @@ def check(folder: pathlib.Path, specification: dict[str, Any], vocabulary_size: 
       vocabulary_size: number of ids of the model.
     """
     path = folder / 'tokenizer.json'
-    growth = _growth(specification.get('normalizer'))
-    if growth > _MOST_GROWTH:
+    steps = json.dumps(specification.get('normalizer'))
+    is_replacing = '"type": "Replace"' in steps or '"type": "Prepend"' in steps
+    if is_replacing and not marks_spaces(specification):
         raise UserError(
-            f'{path}: its normaliser makes up to {growth:,.0f} characters of one; take the tokenizer of the '
-            'published model'
+            f'{path}: its normaliser replaces or adds text, so questions and passages would be changed; take the '
+            'tokenizer of the published model'
         )
     if specification['model'].get('dropout'):
         raise UserError(
             f'{path}: its BPE has dropout, which splits a text otherwise at every call; set "dropout" to null'
         )
-    settings = _settings_of(folder)
+    settings = fields_of(folder / 'tokenizer_config.json')
     for name in ('add_prefix_space', 'split_special_tokens'):
         if settings.get(name):
             raise UserError(
                 f'{folder / "tokenizer_config.json"}: {name}=true changes the ids of prompts and is not supported; '
                 'set it to false, or take a checkpoint that was trained without it'
             )
-    entries = _control_entries(specification)
-    added_texts = {token['content'] for token in entries}
-    for text, token_id in specification['model']['vocab'].items():
-        if token_id >= vocabulary_size and text not in added_texts:
-            raise outside_error(folder, text, token_id, vocabulary_size)
-    for token in entries:
-        # Special tokens, such as a placeholder of images, may be there for another model of the family: they are
-        # refused where a prompt has them.
-        if token['id'] >= vocabulary_size and not token['special']:
-            raise outside_error(folder, token['content'], token['id'], vocabulary_size)
+    ids = dict(specification['model']['vocab'])
+    for text, token in added_tokens(specification).items():
         if token['single_word']:
             raise UserError(
-                f'{path}: the added token {token["content"]!r} has single_word=true, which is not supported; set it to '
-                'false'
+                f'{path}: the added token {text!r} has single_word=true, which is not supported; set it to false'
             )
+        # Special tokens, such as a placeholder of images, may be there for another model of the family: they are
+        # refused where a prompt has them.
+        ids[text] = -1 if token['special'] else token['id']
+    for text, token_id in ids.items():
+        if token_id >= vocabulary_size:
+            raise outside_error(folder, text, token_id, vocabulary_size)
 
 
 def class_difference(folder: pathlib.Path, specification: dict[str, Any]) -> str:
-    """Returns how `transformers` reads the folder by the model type of config.json alone; '' if as here.
+    """Returns how `transformers` reads the folder by its model type or class; '' if as here.
 
     AutoTokenizer of `transformers` 5 does not read the rules of tokenizer.json where it knows the class of the
     tokenizer: it takes the vocabulary and the rules of the class.
 
     Args:
       specification: content of tokenizer.json.
-
-    Raises:
-      UserError: the class that the folder names, or that `transformers` takes where it names none, has other rules.
     """
-    config_path = folder / 'config.json'
-    model_type = json_text.read_object(config_path, float).get('model_type')
-    class_of_type = _CLASS_OF_MODEL_TYPE.get(str(model_type), '')
-    if class_of_type == 'TokenizersBackend':
-        return ''
-    named = _settings_of(folder).get('tokenizer_class')
-    name = (named or class_of_type).removesuffix('Fast')
-    text = _text_of_other_ids(name, specification)
-    if text:
-        raise UserError(
-            f'{folder / "tokenizer_config.json"}: tokenizer_class {name} gives {text!r} other ids than tokenizer.json '
-            'does, and transformers 5 would take the rules of the class; set "tokenizer_class" to '
-            '"PreTrainedTokenizerFast" if those of tokenizer.json are right, or take both files of one model'
-        )
+    model_type = fields_of(folder / 'config.json').get('model_type')
+    name = _CLASS_OF_MODEL_TYPE.get(str(model_type), '')
     # Qwen 2 is on a list of types whose folders often name a wrong class.
-    if model_type == 'qwen2' and name != class_of_type:
-        text = _text_of_other_ids(class_of_type, specification)
+    if name != 'TokenizersBackend' and model_type != 'qwen2':
+        named = fields_of(folder / 'tokenizer_config.json').get('tokenizer_class')
+        name = (named or name).removesuffix('Fast')
+    text = _text_of_other_ids(name, specification)
     if not text:
         return ''
     return (
-        f'{config_path}: for model_type={model_type!r} transformers 5 takes the rules of {class_of_type}, which gives '
-        f'{text!r} other ids than tokenizer.json does; here tokenizer.json holds, as in transformers 4'
+        f'{folder}: transformers 5 takes the rules of {name}, which gives {text!r} other ids than tokenizer.json does; '
+        'here tokenizer.json holds, as in transformers 4; "tokenizer_class": "PreTrainedTokenizerFast" in '
+        'tokenizer_config.json makes both alike, but not for qwen2'
     )
 
 
@@ -188,29 +164,6 @@ def outside_error(
     )
 
 
-def _growth(normalizer: dict[str, Any] | None) -> float:
-    """Returns how many characters a normaliser of tokenizer.json may make of one."""
-    if not normalizer:
-        return 1.0
-    kind = normalizer.get('type')
-    if kind == 'Sequence':
-        growth = 1.0
-        for part in normalizer['normalizers']:
-            growth *= _growth(part)
-        return growth
-    if kind == 'Replace':
-        # A regular expression may match a single character, or none.
-        replaced = len(normalizer['pattern'].get('String', ''))
-        content = len(normalizer['content'])
-        return max(content / replaced, 1.0) if replaced else content + 1.0
-    if kind == 'Prepend':
-        return len(normalizer['prepend']) + 1.0
-    return 1.0
-
-
-# ---- adapters ----------------------------------------------------------------------------------------
-
-
 def check_adapter(folder: pathlib.Path, base: pathlib.Path, template: str) -> None:
     """Raises UserError if an adapter has a tokenizer or chat template of its own that differs from its base's.
 
@@ -219,10 +172,12 @@ def check_adapter(folder: pathlib.Path, base: pathlib.Path, template: str) -> No
     Args:
       template: chat template of the base.
     """
-    difference = _tokenizer_difference(folder / 'tokenizer.json', base / 'tokenizer.json')
-    adapter_template = _template_text(folder)
-    if not difference and adapter_template not in ('', template):
-        difference = 'another chat template'
+    difference = ''
+    path, base_path = folder / 'tokenizer.json', base / 'tokenizer.json'
+    if path.is_file() and path.read_bytes() != base_path.read_bytes():
+        difference = 'another tokenizer' if _rules(path) != _rules(base_path) else ''
+    if _template_text(folder) not in ('', template):
+        difference = difference or 'another chat template'
     if difference:
         raise UserError(
             f'{folder}: the adapter has {difference} than its base {base}; merge it into the base with '
@@ -231,29 +186,18 @@ def check_adapter(folder: pathlib.Path, base: pathlib.Path, template: str) -> No
         )
 
 
-def _tokenizer_difference(path: pathlib.Path, base_path: pathlib.Path) -> str:
-    """Returns in words what a tokenizer.json has that the base's has not; '' if nothing, or if there is no file."""
-    if not path.is_file() or path.read_bytes() == base_path.read_bytes():
-        return ''
-    texts = []
-    vocabularies = []
-    for file in (path, base_path):
-        try:
-            tokenizer = tokenizers.Tokenizer.from_file(str(file))
-        except Exception as error:
-            # The library raises exceptions of many types.
-            reason = first_line(error)
-            raise UserError(f'{file}: cannot be read ({reason}); copy the folder again') from None
-        # Settings of the last use, which change no id of a prompt.
-        tokenizer.no_padding()
-        tokenizer.no_truncation()
-        texts.append(tokenizer.to_str())
-        vocabularies.append(tokenizer.get_vocab())
-    vocabulary, base_vocabulary = vocabularies
-    for token, token_id in sorted(vocabulary.items(), key=lambda item: item[1]):
-        if base_vocabulary.get(token) != token_id:
-            return f'another tokenizer (token {token!r} with id {token_id})'
-    return '' if texts[0] == texts[1] else 'another tokenizer (other rules in tokenizer.json)'
+def _rules(path: pathlib.Path) -> str:
+    """Returns a tokenizer.json as the library writes it, without settings of its last use, which change no id."""
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:
+        # The library raises exceptions of many types.
+        raise UserError(
+            f'{path}: cannot be read ({first_line(error)}); copy the folder again'
+        ) from None
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer.to_str()
 
 
 def _template_text(folder: pathlib.Path) -> str:
@@ -261,53 +205,21 @@ def _template_text(folder: pathlib.Path) -> str:
     path = folder / 'chat_template.jinja'
     if path.is_file():
         return path.read_text(encoding='utf-8')
-    template = _settings_of(folder).get('chat_template') or ''
+    template = fields_of(folder / 'tokenizer_config.json').get('chat_template') or ''
     if isinstance(template, list):
         # Named templates; messages without tools are written by this one.
         template = {entry['name']: entry['template'] for entry in template}.get('default', '')
     return template
 
 
-def _settings_of(folder: pathlib.Path) -> dict[str, Any]:
-    """Returns the content of tokenizer_config.json; {} without the file."""
-    path = folder / 'tokenizer_config.json'
+def fields_of(path: pathlib.Path) -> dict[str, Any]:
+    """Returns the content of a JSON file of a folder; {} without the file; raises UserError if it cannot be read."""
     if not path.is_file():
         return {}
     try:
         return json_text.read_object(path, float)
     except (OSError, ValueError) as error:
         raise UserError(f'{path}: cannot be read ({error}); copy the folder again') from None
-
-
-# ---- bytes of tokens -------------------------------------------------------------------------------
-#
-# Byte-level BPE, or BPE over characters with tokens for bytes.
-
-
-# How SentencePiece vocabularies write a space, and the normaliser of tokenizer.json that does so and nothing else.
-_SPACE_MARK = '\u2581'
-_SPACES_MARKED = {'type': 'Replace', 'pattern': {'String': ' '}, 'content': _SPACE_MARK}
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """Character → byte of the byte-level alphabet that GPT-2 introduced."""
-    # Printable bytes stand for themselves, all others for the characters from 256 in order.
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    alphabet = {}
-    next_code = 256
-    for byte in range(256):
-        if byte in printable:
-            alphabet[chr(byte)] = byte
-        else:
-            alphabet[chr(next_code)] = byte
-            next_code += 1
-    return alphabet
-
-
-_BYTE_ALPHABET = _byte_alphabet()
-# Bytes that no UTF-8 text has; some vocabularies leave them out.
-_NEVER_IN_UTF8 = frozenset([0xC0, 0xC1, *range(0xF5, 0x100)])
-_BYTE_TOKENS = {f'<0x{byte:02X}>': bytes([byte]) for byte in range(256)}
 
 
 def is_white_space(token: str) -> bool:
@@ -348,10 +260,8 @@ def is_byte_level(specification: dict[str, Any]) -> bool:
 def missing_bytes(specification: dict[str, Any]) -> int:
     """Returns how many bytes of UTF-8 texts a byte-level tokenizer has no token for: it loses them."""
     vocabulary = specification['model']['vocab']
-    missing = 0
-    for character, byte in _BYTE_ALPHABET.items():
-        missing += character not in vocabulary and byte not in _NEVER_IN_UTF8
-    return missing
+    missing = {byte for letter, byte in _BYTE_ALPHABET.items() if letter not in vocabulary}
+    return len(missing - _NEVER_IN_UTF8)
 
 
 def bytes_function(specification: dict[str, Any]) -> Callable[[str], bytes]:

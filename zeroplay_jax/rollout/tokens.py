@@ -25,12 +25,12 @@ from jaxtyping import Int
 
 from zeroplay_jax.policy.adapter_config import base_folder
 from zeroplay_jax.policy.families import vocabulary_size
-from zeroplay_jax.retrieval import json_text
 from zeroplay_jax.rollout import tokenizer_rules
 from zeroplay_jax.rollout.chat_template import ChatTemplate
 from zeroplay_jax.rollout.foreign_text import Message, Untrusted
 from zeroplay_jax.rollout.tokenizer_rules import (
     bytes_function,
+    fields_of,
     is_byte_level,
     marks_spaces,
     missing_bytes,
@@ -175,8 +175,8 @@ class Codec:
                     'supported'
                 ) from None
         for token, added in self._added.items():
-            if added.id < self._vocabulary_size:
-                token_bytes[added.id] = token.encode()
+            if added['id'] < self._vocabulary_size:
+                token_bytes[added['id']] = token.encode()
         return token_bytes
 
     def _check_texts_are_kept(self) -> None:
@@ -194,7 +194,7 @@ class Codec:
         """Returns `eos_ids`: those of the files and the tokenizer, and those with which the template ends a turn."""
         # Checkpoints may end a turn with several tokens (Qwen: <|im_end|> and <|endoftext|>); the
         # tokenizer itself names only one.
-        added_ids = {text: added.id for text, added in self._added.items()}
+        added_ids = {text: added['id'] for text, added in self._added.items()}
         ids = listed_ids(self.folder, self._vocabulary_size, set(added_ids.values()))
         ids |= template_ids(self.template.end_texts, added_ids)
         tokenizer_id = tokenizer.eos_token_id
@@ -257,11 +257,12 @@ class Codec:
             for match in self._added_pattern.finditer(span):
                 pending.append(span[position : match.start()])
                 added = self._added[match.group()]
-                if added.id >= self._vocabulary_size:
-                    raise outside_error(self.folder, match.group(), added.id, self._vocabulary_size)
-                encode_pending(added.lstrip)
-                ids.append(added.id)
-                takes_space = added.rstrip
+                token_id = added['id']
+                if token_id >= self._vocabulary_size:
+                    raise outside_error(self.folder, match.group(), token_id, self._vocabulary_size)
+                encode_pending(added['lstrip'])
+                ids.append(token_id)
+                takes_space = added['rstrip']
                 position = match.end()
             pending.append(span[position:])
         encode_pending(False)
@@ -446,11 +447,6 @@ def text_spans(codec: Codec, trajectory: Trajectory) -> Iterator[dict[str, Any]]
             yield {'source': source, 'text': text, 'tokens': ids}
 
 
-# ---- ends of a turn --------------------------------------------------------------------------------
-#
-# Ids that the files of a checkpoint name, and the token that its chat template writes.
-
-
 # Field of generation_config.json with the ids that end a turn, in folders where `eos_token_id` also names the ends of
 # calls, so that other programs stop there (training/policies.py).
 END_OF_TURN_FIELD = 'end_of_turn_token_id'
@@ -470,11 +466,11 @@ def listed_ids(
       UserError: a file that cannot be read, or a value that is no id of the model.
     """
     path = folder / 'generation_config.json'
-    fields = _read(path) if path.exists() else {}
+    fields = fields_of(path)
     field = END_OF_TURN_FIELD if END_OF_TURN_FIELD in fields else _EOS
     ids = _ids(path, field, fields.get(field), vocabulary_size)
     path = folder / 'config.json'
-    fields = _read(path)
+    fields = fields_of(path)
     sections = {_EOS: fields}
     # Where `transformers` looks for the decoder of a model with several parts.
     if isinstance(fields.get('text_config'), dict):
@@ -500,13 +496,6 @@ def template_ids(end_texts: Sequence[str], added_ids: dict[str, int]) -> set[int
         if tokens:
             ids.add(added_ids[max(tokens, key=len)])
     return ids
-
-
-def _read(path: pathlib.Path) -> dict[str, Any]:
-    try:
-        return json_text.read_object(path, float)
-    except (OSError, ValueError) as error:
-        raise UserError(f'{path}: cannot be read ({error}); copy the folder again') from None
 
 
 def _ids(path: pathlib.Path, name: str, value: Any, vocabulary_size: int) -> set[int]:

@@ -264,15 +264,6 @@ class Recipe:
             )
         return selected
 
-    def rollouts_per_step(self, phase: Phase) -> int:
-        """Returns about how many rollouts a step of a phase takes, for the estimate of the time left."""
-        if not phase.trains and self.has_pool:
-            return self.config.pool.batch * self.config.pool.samples
-        rollouts = 0
-        for role in self.roles_with_tasks(phase):
-            rollouts += self.config[role].batch * self.config[role].samples
-        return rollouts
-
     @classmethod
     def roles_with_tasks(cls, phase: Phase) -> list[str]:
         """Returns the trained roles of a phase whose batches are drawn: all but judges, unless it trains these alone.

@@ -172,10 +172,8 @@ class SecondJudge(Section):
 
 
 class Log(Section):
-    """Terminal output and destinations of metrics."""
+    """Destinations of metrics."""
 
-    samples_every: NonNegativeInt = 10
-    """Steps between two printed rollouts; 0: none."""
     writers: tuple[Literal['tensorboard', 'wandb', 'mlflow'], ...] = ('tensorboard',)
     """Where metrics go beside metrics.jsonl: tensorboard, wandb, mlflow. The last two must be installed, and are set up
     by their own environment variables (WANDB_PROJECT, WANDB_MODE, MLFLOW_EXPERIMENT_NAME,
@@ -546,7 +544,7 @@ class Run(Section):
     seed: NonNegativeInt = 0
     """A run is a function of config and seed."""
     progress: bool = True
-    """Progress bars and printed rollouts."""
+    """Progress bars, and lines of progress where no terminal is attached."""
     stop_after_empty_steps: NonNegativeInt = 2
     """Steps in a row that train nothing after which the run stops with [exit status
     3](learning-nothing.md#while-it-runs); 0: never."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 import os
 import pathlib
@@ -33,7 +32,8 @@ from zeroplay_jax.runtime.hosts import Hosts, sums
 from zeroplay_jax.runtime.log import MetricsWriter
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.recipe import answering_recipe, weights_of_roles
-from zeroplay_jax.selfplay.schedule import Phase, Step, all_steps, with_evaluations
+from zeroplay_jax.selfplay.records import step_name
+from zeroplay_jax.selfplay.schedule import Step, all_steps, with_evaluations
 from zeroplay_jax.settings.kinds import warn
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.training import branch, build, ending, run_folder
@@ -47,7 +47,6 @@ from zeroplay_jax.training.outcome import (
 )
 from zeroplay_jax.training.policies import fingerprints
 from zeroplay_jax.training.run_folder import Place
-from zeroplay_jax.training.screen import ProgressBar, evaluation_text, rollout_text
 from zeroplay_jax.types import Json, Preempted, Row, UserError
 
 
@@ -236,22 +235,19 @@ def _train(
     # Saving follows the log of its step, so its time is logged with the next one.
     save_seconds = 0.0
     saver = Saver(hosts, place.workdir, config.checkpoint.best, engine, checkpoints, state)
-    planned_rollouts = functools.partial(_planned_rollouts, context, engine)
+    shown = config.progress and hosts.is_first
     step_pairs = itertools.zip_longest(steps[first_step:], steps[first_step + 1 :])
     with (
         contextlib.closing(writer) if writer else contextlib.nullcontext(),
         checkpoints.saved_on_error(),
         contextlib.closing(engine),
         contextlib.closing(saver),
-        ProgressBar(config.progress and hosts.is_first, steps, first_step, planned_rollouts) as bar,
+        progress.Bar(len(steps), 'steps', initial=first_step, shown=shown, leave=True) as bar,
     ):
         for step, next_step in step_pairs:
-            bar.begin_step(step)
             try:
                 with traced(config.profile.steps, step.number, place.workdir):
-                    metrics, rows = _run_step(
-                        context, engine, step, next_step, state, bar.end_episode
-                    )
+                    metrics, rows = _run_step(context, engine, step, next_step, state, shown)
             except Preempted:
                 # Only the rollouts of this step are lost: the state is that before it.
                 saver.save_now(step.number)
@@ -267,9 +263,10 @@ def _train(
                 stop = stop_after(config, engine, step, alarms)
             if writer is not None:
                 _log_step(config, context, engine, step, metrics, rows, alarms, writer)
-            bar.end_step(step, metrics)
+            bar.update()
+            bar.note = _rewards_text(metrics) or bar.note
             if hosts.is_first:
-                _print_step(config, engine, step, metrics, rows, alarms, bar)
+                _print_step(engine, step, metrics, alarms)
             raise_if_weights_are_lost(step, metrics, checkpoints, state['cursor'])
             exported = ending.export_iteration(place, context, engine, step, next_step, state)
             state['stopped'] = dataclasses.asdict(stop) if stop else None
@@ -336,36 +333,27 @@ def _open_log(
     return writer
 
 
-def _planned_rollouts(context: build.RunContext, engine: Engine, phase: Phase) -> int:
-    """Returns the planned rollouts per step of a phase, an evaluation included."""
-    if phase.name == 'evaluation':
-        return len(context.library.evaluation_items)
-    return engine.recipe.rollouts_per_step(phase)
-
-
 def _print_step(
-    config: Config,
-    engine: Engine,
-    step: Step,
-    metrics: dict[str, float],
-    rows: Sequence[Row],
-    alarms: Sequence[Alarm],
-    bar: ProgressBar,
+    engine: Engine, step: Step, metrics: Mapping[str, float], alarms: Sequence[Alarm]
 ) -> None:
-    """Prints an evaluation's result or a step's notices (no tasks, no update), alarms, and now and then a rollout."""
+    """Prints an evaluation's result or a step's notices (no tasks, no update), and alarms."""
     # An evaluation is not a step of the engine: the notices would be those of the step before.
     if step.phase.name == 'evaluation':
-        bar.write_wrapped(evaluation_text(step, metrics))
+        print(evaluation_text(step, metrics), file=sys.stderr)
     else:
         for notice in engine.learning.notices:
-            bar.write_wrapped(notice)
+            print(notice, file=sys.stderr)
     for alarm in alarms:
-        bar.write_wrapped(f'alarm: {alarm.text}')
-    period = config.log.samples_every
-    # The step's number decides, so that a resumed run prints the same rollouts.
-    if config.progress and rows and period and step.number % period == 0:
-        # The position changes with the step, so that a recipe's order of rows does not decide which rollout is shown.
-        bar.write(rollout_text(step, rows[step.number % len(rows)]))
+        print(f'alarm: {alarm.text}', file=sys.stderr)
+
+
+def _rewards_text(metrics: Mapping[str, float]) -> str:
+    """Returns the mean reward of each trained role, such as 'solver/reward 0.31'; '' without one."""
+    texts = []
+    for name, value in metrics.items():
+        if name.endswith('/reward_mean'):
+            texts.append(f'{name.removesuffix("_mean")} {value:.2f}')
+    return ', '.join(texts)
 
 
 def _run_step(
@@ -374,12 +362,13 @@ def _run_step(
     step: Step,
     next_step: Step | None,
     state: dict[str, Any],
-    on_episode_end: Callable[[], None],
+    shown: bool,
 ) -> tuple[dict[str, float], list[Row]]:
     """Runs one step of any kind; returns its metrics and rows. Results of an evaluation also enter `state`."""
-    if step.phase.name == 'evaluation':
-        return evaluate_step(context, engine, step, state, on_episode_end)
-    metrics, rows = engine.run_step(step, on_episode_end, next_step)
+    with progress.Bar(None, 'episodes', step.phase.name, shown=shown) as bar:
+        if step.phase.name == 'evaluation':
+            return evaluate_step(context, engine, step, state, bar.update)
+        metrics, rows = engine.run_step(step, bar.update, next_step)
     if rows:
         metrics |= ending.rendering_check(context.rollouts, rows)
     return metrics, rows
@@ -444,6 +433,20 @@ def traced(steps: Container[int], step: int, workdir: pathlib.Path) -> Iterator[
 # ---- evaluation ------------------------------------------------------------------------------------
 #
 # A step of a run that evaluates: metrics, rows, and results in the state of the run.
+
+
+def evaluation_text(step: Step, metrics: Mapping[str, float]) -> str:
+    """Returns one line with an evaluation's exact match, also by hops where there are several, and rubric score."""
+    line = f'{step_name(step)}: exact match {metrics["em/mean"]:.3f}'
+    by_hops = []
+    for name, share in sorted(metrics.items()):
+        if name.startswith('em/hop'):
+            by_hops.append(f'{name.removeprefix("em/hop")}: {share:.3f}')
+    if len(by_hops) > 1:
+        line += f' (by hops {", ".join(by_hops)})'
+    if 'rubrics/mean' in metrics:
+        line += f', rubrics {metrics["rubrics/mean"]:.3f}'
+    return line
 
 
 def evaluate_step(

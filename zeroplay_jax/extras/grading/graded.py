@@ -341,7 +341,7 @@ def _grade(
         if not searched_before:
             outcome.raise_if_nothing_found(config, counts)
 
-    with progress.bar(total, 'judgements', initial=total - pending, shown=config.progress) as bar:
+    with progress.Bar(total, 'judgements', initial=total - pending, shown=config.progress) as bar:
         play.grade_tasks(
             context,
             answering_recipe(config),

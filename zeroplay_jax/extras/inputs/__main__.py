@@ -269,8 +269,8 @@ def _add_cloze(commands) -> None:
 
 
 def _with_progress(items: Iterable[T], name: str, unit: str) -> Iterator[T]:
-    """Yields the same items and shows a progress bar on a terminal."""
-    with progress.bar(None, unit, pathlib.Path(name).name) as bar:
+    """Yields the same items and shows a progress bar."""
+    with progress.Bar(None, unit, pathlib.Path(name).name) as bar:
         for item in items:
             yield item
             bar.update()
