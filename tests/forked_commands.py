@@ -151,7 +151,7 @@ def serve(descriptor):
     # In place of the two paths of this module.
     sys.path[:2] = search_path(call['cwd'], call['env'])
     sys.argv = [call['module'], *call['words']]
-    runpy.run_module(call['module'], run_name='__main__', alter_sys=True)
+    _run(call['module'], _end_of_python)
 
 
 def _take(descriptors):
@@ -171,26 +171,39 @@ def run_in_fork(module, words, output):
     """(status, output) of a module that is run as `python -m` does, with the libraries that are loaded here."""
     process = os.fork()
     if not process:
-        _run(module, words, output)
-    _, status = os.waitpid(process, 0)
-    return os.waitstatus_to_exitcode(status), output.read_text(encoding='utf-8')
-
-
-def _run(module, words, output):
-    """Runs a module and ends the process."""
-    code = 1
-    try:
         descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
         sys.argv = [module, *words]
-        code = 0
+        # What this process does at its end, such as to remove a folder of tests, is not the command's.
+        _run(module, lambda: None)
+    _, status = os.waitpid(process, 0)
+    return os.waitstatus_to_exitcode(status), output.read_text(encoding='utf-8')
+
+
+def _end_of_python():
+    threading._shutdown()  # waits for threads that are no daemons
+    atexit._run_exitfuncs()
+
+
+def _run(module, end):
+    """Runs a module as `python -m` does and ends the process.
+
+    An interpreter that ends frees all that was imported, which takes longer than most refusals; here it ends without.
+    """
+    code = 1
+    try:
         runpy.run_module(module, run_name='__main__', alter_sys=True)
-    except SystemExit as exit:
-        code = exit.code if isinstance(exit.code, int) else int(exit.code is not None)
-    except BaseException as error:
-        print(f'{type(error).__name__}: {error}', file=sys.stderr)
+        code = 0
+    except SystemExit as ending:
+        status = ending.code
+        code = status if isinstance(status, int) else int(status is not None)
+        if isinstance(status, str):
+            print(status, file=sys.stderr)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
     finally:
+        end()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -3,7 +3,7 @@
 import json
 import os
 import signal
-import time
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -166,14 +166,23 @@ def test_a_workdir_in_use_is_refused(tmp_path):
 
 def test_what_happens_after_saving_is_not_in_the_checkpoint(tmp_path, monkeypatch):
     """The writer's thread may be late; what it writes is what there was."""
+    changed, was_late = threading.Event(), []
     real = json.dumps
-    monkeypatch.setattr(json, 'dumps', lambda *a, **k: (k and time.sleep(0.3), real(*a, **k))[1])
+
+    def late_in_threads(value):
+        if threading.current_thread() is not threading.main_thread():
+            was_late.append(changed.wait(20))
+        return real(value)
+
+    monkeypatch.setattr(json, 'dumps', late_in_threads)
     questions = [{'question': 'first'}]
     checkpoints = Checkpointer(tmp_path, keep=1)
     checkpoints.save(1, {'a': jnp.zeros(3)}, {'pool': questions})
     questions.append({'question': 'later'})
+    changed.set()
     checkpoints.wait()
     monkeypatch.undo()
+    assert was_late and all(was_late)
     _, loop = checkpoints.restore({'a': jnp.zeros(3)})
     checkpoints.close()
     assert loop['pool'] == [{'question': 'first'}]

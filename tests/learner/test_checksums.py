@@ -110,6 +110,17 @@ def test_the_checkpoint_before_is_taken_and_a_line_says_what_is_lost(workdir, na
     assert resumed_step(workdir) == (4, [])
 
 
+@pytest.mark.parametrize('newest_is_whole', [True, False])
+def test_an_older_damaged_step_behind_a_whole_one_stays(workdir, newest_is_whole):
+    save(workdir, 6)
+    damaged_steps = [2] if newest_is_whole else [2, 6]
+    for number in damaged_steps:
+        (workdir / 'checkpoints' / str(number) / 'loop' / 'metadata').unlink()
+    step, lines = resumed_step(workdir)
+    assert (step, len(lines)) == ((6, 0) if newest_is_whole else (4, 1))
+    assert 2 in saved_steps(workdir / 'checkpoints')
+
+
 def test_processes_share_the_files_and_find_what_one_finds(workdir):
     folder = workdir / 'checkpoints' / '4'
     path = folder / 'loop' / 'metadata'

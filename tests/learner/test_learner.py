@@ -127,6 +127,30 @@ def test_device_count_changes_nothing(policy, mesh):
     close(gradient(policy, batches, mesh), gradient(policy, batches))
 
 
+def segments(batch):
+    """Places (row, positions in the row) of the trajectories of a batch."""
+    for row, numbers in enumerate(batch.segment):
+        for number in np.unique(numbers[numbers > 0]):
+            yield row, np.flatnonzero(numbers == number)
+
+
+@pytest.mark.parametrize('tokens', [25, 200])
+def test_the_tokens_that_teach_are_those_that_the_policy_sampled(policy, tokens):
+    """By the authors in the trajectories, of which the batch knows nothing but its own mask."""
+    rows = make_rows(policy[0])
+    trajectories = {row.trajectory.tokens.tobytes(): row.trajectory for row in rows}
+    taught = []
+    for batch in pack(rows, micro_rows=9, tokens=tokens, mode='token'):
+        masked = np.zeros_like(batch.mask)
+        for row, places in segments(batch):
+            trajectory = trajectories.pop(batch.tokens[row, places].tobytes())
+            masked[row, places] = trajectory.source == POLICY
+            np.testing.assert_array_equal(batch.positions[row, places], np.arange(len(places)))
+            taught.append(masked[row, places].sum())
+        np.testing.assert_array_equal(batch.mask, masked)
+    assert not trajectories and sum(taught) > 0
+
+
 def test_only_policy_tokens_teach(policy):
     """Log-probs and advantages at prompt and retrieved places reach neither the loss nor the gradient."""
     batches = batches_of(policy, micro_rows=9, tokens=25)

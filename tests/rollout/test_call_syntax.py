@@ -10,7 +10,7 @@ from observations import SEARCH, TOOLS, added_ids, observation
 from refused_calls import check_values
 
 from zeroplay_jax.rollout import prompts
-from zeroplay_jax.rollout.call_syntax import SYNTAXES, syntax_of
+from zeroplay_jax.rollout.call_syntax import MAX_RESULT_CHARACTERS, SYNTAXES, syntax_of
 from zeroplay_jax.rollout.environment import Environment, Limits
 from zeroplay_jax.rollout.foreign_text import Untrusted, without_tags
 from zeroplay_jax.tools.base import ToolResult
@@ -55,6 +55,12 @@ def test_calls_are_read_and_answered_as_the_table_says(codec):
         without_tags=without_tags,
     )
     check_values(pathlib.Path(__file__).with_name('calls.txt'), names)
+
+
+@pytest.mark.parametrize('name', SYNTAXES)
+def test_a_result_of_any_length_is_cut_before_it_is_encoded(name):
+    long = ToolResult(text='x' * (MAX_RESULT_CHARACTERS + 1))
+    assert len(syntax_of(name).result_text(SEARCH, long)) == MAX_RESULT_CHARACTERS == 100_000
 
 
 # What a run with search alone says to its policy, literally: checkpoints were trained on these texts.

@@ -451,6 +451,20 @@ def test_response_limit(policy, baseline):
             assert (short.finish, length) == (long.finish, len(long.tokens))
 
 
+@pytest.mark.parametrize('spare', [0, 1])
+def test_an_observation_needs_room_for_itself_and_one_token(policy, baseline, spare):
+    reqs = requests(make_env(policy[0]))
+    number = next(i for i, t in enumerate(baseline) if ENV in t.source and t.source[-1] == POLICY)
+    whole, prompt = baseline[number], len(reqs[number // 3].prompt)
+    observed = np.flatnonzero(whole.source == ENV)
+    first = observed[: np.argmax(np.append(np.diff(observed) != 1, True)) + 1]
+    limit = int(first[-1]) + 1 + spare - prompt
+    cut = run(policy, requests(make_env(policy[0], response_tokens=limit)))[number]
+    length = first[-1] + 2 if spare else first[0]
+    assert spare or cut.finish == 'response_tokens'
+    np.testing.assert_array_equal(cut.tokens, whole.tokens[:length])
+
+
 def test_prompt_without_room_is_refused(policy):
     request = dataclasses.replace(requests(make_env(policy[0]))[0], prompt=np.zeros(96, np.int32))
     with pytest.raises(PromptTooLong, match='96 tokens'):

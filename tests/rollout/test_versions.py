@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import threading
 import time
 
 import jax
@@ -138,6 +139,39 @@ def test_requests_that_an_episode_leaves_behind_end_with_its_run(policy):
     assert left[0].cancelled()
 
 
+def test_a_late_result_never_reaches_the_rollout_that_took_the_slot(policy):
+    """An episode ends while its tools work; the results come when its slots belong to others."""
+    called, may_return = threading.Event(), threading.Event()
+
+    def late(queries):
+        called.set()
+        may_return.wait(30)
+        return echo(queries)
+
+    def releases(queries):
+        may_return.set()
+        time.sleep(0.05)
+        return echo(queries)
+
+    scheduler, pool = with_two_versions(policy)
+    left, codec = [], policy[0]
+
+    async def leaves(request):
+        left.append(asyncio.ensure_future(scheduler.rollout(request)))
+        while not called.is_set():
+            await asyncio.sleep(0)
+
+    old = [dataclasses.replace(r, run='first') for r in requests(make_env(codec, late))]
+    new = of_step(requests(make_env(codec, releases), 6), 4)
+    scheduler.start('first', [leaves(request) for request in old])
+    scheduler.wait('first')
+    assert called.is_set() and not may_return.is_set()
+    start(scheduler, 'second', new, 2)
+    theirs = flat(scheduler.wait('second'))
+    same(theirs, run((*policy[:2], changed(policy[2])), new))
+    assert may_return.is_set() and pool.placement.shards[0].is_idle
+
+
 # Decode calls that start before the one before is read
 
 
@@ -170,6 +204,14 @@ def test_rollouts_with_overlap_are_the_same_bit_for_bit(policy, config):
         assert shard.is_idle and shard.allocator.available == shard.allocator.count
     if config == FEW_PAGES:
         assert scheduler.stats['evictions']
+
+
+def test_overlap_with_ends_that_the_host_alone_finds(policy, monkeypatch):
+    """A chunk that was started before the host saw the end of a turn is not read into the next one."""
+    expected = run(policy)
+    # A stop string of several tokens has no end token that the device could know.
+    monkeypatch.setattr('zeroplay_jax.rollout.slots.end_ids', lambda codec, stops: ())
+    same(expected, run(policy, overlap=True))
 
 
 def test_versions_and_refused_calls_in_overlapping_calls(policy):
