@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import tokenize
 import tomllib
 
 import launch_cases
@@ -213,6 +214,34 @@ def test_files_and_functions_are_short():
         for node in ast.walk(tree(path)):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 assert node.end_lineno - node.lineno < 80, f'{name(path)} {node.name}'
+
+
+def code_tokens(path):
+    """Names, operators, numbers and strings of a file; docstrings and comments cost nothing."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    lines_of_docstrings = set()
+    for node in ast.walk(tree(path)):
+        if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
+            docstring = node.body[0]
+            lines_of_docstrings.update(range(docstring.lineno, docstring.end_lineno + 1))
+    kinds = {tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING}
+    with tokenize.open(path) as file:
+        tokens = list(tokenize.generate_tokens(file.readline))
+    counted = [t for t in tokens if t.type in kinds and t.start[0] not in lines_of_docstrings]
+    return len(counted)
+
+
+@pytest.mark.parametrize('part', RULES['prices'])
+def test_no_part_is_larger_than_its_price(part):
+    """The prices only fall; a commit that raises one names what left for it."""
+    price = RULES['prices'][part]
+    left_out = tuple(price.get('without', ()))
+    paths = [
+        path for path in python_files(*price['folders']) if not name(path).startswith(left_out)
+    ]
+    tokens = sum(map(code_tokens, paths))
+    assert tokens <= price['tokens'], f'{part}: {tokens} tokens, {price["tokens"]} are allowed'
+    assert tokens > 0.99 * price['tokens'], f'{part}: lower its price to {tokens}'
 
 
 def tracked():

@@ -451,6 +451,7 @@ def test_response_limit(policy, baseline):
             assert (short.finish, length) == (long.finish, len(long.tokens))
 
 
+@pytest.mark.timeout(600)  # a mutant waits for ever
 @pytest.mark.parametrize('spare', [0, 1])
 def test_an_observation_needs_room_for_itself_and_one_token(policy, baseline, spare):
     reqs = requests(make_env(policy[0]))

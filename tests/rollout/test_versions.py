@@ -139,9 +139,10 @@ def test_requests_that_an_episode_leaves_behind_end_with_its_run(policy):
     assert left[0].cancelled()
 
 
+@pytest.mark.timeout(600)  # a mutant waits for ever
 def test_a_late_result_never_reaches_the_rollout_that_took_the_slot(policy):
     """An episode ends while its tools work; the results come when its slots belong to others."""
-    called, may_return = threading.Event(), threading.Event()
+    called, first_ended, may_return = threading.Event(), threading.Event(), threading.Event()
 
     def late(queries):
         called.set()
@@ -149,6 +150,7 @@ def test_a_late_result_never_reaches_the_rollout_that_took_the_slot(policy):
         return echo(queries)
 
     def releases(queries):
+        first_ended.wait(30)
         may_return.set()
         time.sleep(0.05)
         return echo(queries)
@@ -164,9 +166,10 @@ def test_a_late_result_never_reaches_the_rollout_that_took_the_slot(policy):
     old = [dataclasses.replace(r, run='first') for r in requests(make_env(codec, late))]
     new = of_step(requests(make_env(codec, releases), 6), 4)
     scheduler.start('first', [leaves(request) for request in old])
+    start(scheduler, 'second', new, 2)
     scheduler.wait('first')
     assert called.is_set() and not may_return.is_set()
-    start(scheduler, 'second', new, 2)
+    first_ended.set()
     theirs = flat(scheduler.wait('second'))
     same(theirs, run((*policy[:2], changed(policy[2])), new))
     assert may_return.is_set() and pool.placement.shards[0].is_idle
@@ -206,6 +209,7 @@ def test_rollouts_with_overlap_are_the_same_bit_for_bit(policy, config):
         assert scheduler.stats['evictions']
 
 
+@pytest.mark.timeout(600)  # a mutant waits for ever
 def test_overlap_with_ends_that_the_host_alone_finds(policy, monkeypatch):
     """A chunk that was started before the host saw the end of a turn is not read into the next one."""
     expected = run(policy)
