@@ -19,7 +19,7 @@ import shlex
 import time
 from collections.abc import Callable, Sequence
 
-from . import cleaning, downloads, folder, shards
+from . import downloads, folder, shards
 from .command import (
     FIELDS_HELP,
     Parser,
@@ -139,8 +139,6 @@ def _run(args: argparse.Namespace) -> None:
     if args.kind == 'scann':
         parameters = {name: getattr(args, name) for name in folder.SCANN_PARAMETERS}
     source = pathlib.Path(downloads.fetch(args.corpus))
-    if 'corpus' in stages:
-        cleaning.warn_of_other_files(source)
     folder.build(
         source,
         args.out,
