@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from . import progress
+from .command import similar_path
 from .json_text import Unusable
 from .rows import MISSING, record_of, rows, suffix_of, title_like
 from .types import Passage, RetrievalError, short
@@ -130,6 +131,11 @@ def read(
     is_text = holds_texts(source)
     if is_text and fields:
         raise RetrievalError(f'{source}: texts have no fields; take --fields away')
+    if is_text and not (source.exists() and files_of(source)):
+        raise RetrievalError(
+            f'{source}: no .txt or .md file in it; give a folder of unpacked texts, or one file of passages; convert '
+            f'PDF with pdftotext and other documents with pandoc -t plain{similar_path(source)}'
+        )
     if is_text:
         passages = _texts().passages_of(source, skipped, passage_words)
     else:

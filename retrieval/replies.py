@@ -171,11 +171,10 @@ def page(result: Any) -> DocumentPage | None:
     values: dict[str, Any] = {}
     for field in dataclasses.fields(DocumentPage):
         value = result.get(field.name)
-        is_number = field.name in ('page', 'pages')
-        if not isinstance(value, int if is_number else str):
-            kind = 'number' if is_number else 'text'
-            raise Unusable(f'"{field.name}" of a page is a JSON {type_name(value)}, not a {kind}')
-        values[field.name] = value if is_number else _unicode(value)
+        kind = int if field.name in ('page', 'pages') else str
+        if not isinstance(value, kind):
+            raise Unusable(f'"{field.name}" of a page is a JSON {type_name(value)}')
+        values[field.name] = _unicode(value) if isinstance(value, str) else value
     return DocumentPage(**values)
 
 

@@ -100,7 +100,12 @@ def rows(source: pathlib.Path) -> Iterator[tuple[int, Row]]:
 
 def _lines(source: pathlib.Path) -> Iterator[tuple[int, bytes | Unusable]]:
     """Yields (number from 1, line) of a file but blank lines; an `Unusable` for one longer than `LONGEST_LINE`."""
-    openers = {'.gz': gzip.open, '.bz2': bz2.open, '.xz': lzma.open, '.zst': _open_zstd}
+    openers: dict[str, Any] = {
+        '.gz': gzip.open,
+        '.bz2': bz2.open,
+        '.xz': lzma.open,
+        '.zst': _open_zstd,
+    }
     opener = openers.get(source.suffix.lower(), open)
     number = 0
     with opener(source, 'rb') as stream:

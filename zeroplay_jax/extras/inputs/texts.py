@@ -13,11 +13,10 @@ from collections.abc import Iterator, Set
 from zeroplay_jax.extras.inputs.sentences import split_text
 from zeroplay_jax.extras.inputs.titles import split_title
 from zeroplay_jax.retrieval import json_text
-from zeroplay_jax.retrieval.command import similar_path
 from zeroplay_jax.retrieval.corpus import BadLines, warn_once
 from zeroplay_jax.retrieval.json_text import Unusable
 from zeroplay_jax.retrieval.rows import COMPRESSED
-from zeroplay_jax.retrieval.types import Record, RetrievalError, contents, short, split
+from zeroplay_jax.retrieval.types import Record, contents, short, split
 
 # Words of a passage that is cut from a longer text, as in Wikipedia-18.
 WORDS = 100
@@ -257,16 +256,7 @@ def passages_of(
     source: pathlib.Path, skipped: BadLines, passage_words: int
 ) -> Iterator[tuple[int, Record]]:
     """Yields (file number from 1, passage) of a folder of texts or of one text, for `retrieval.corpus.read`."""
-    if not source.exists():
-        raise RetrievalError(
-            f'{source}: cannot be read (no such file); give passages, a text or a folder{similar_path(source)}'
-        )
     files = files_of(source)
-    if not files:
-        raise RetrievalError(
-            f'{source}: no .txt or .md file in it; give a folder of unpacked texts, or one file of passages; convert PDF '
-            'with pdftotext and other documents with pandoc -t plain'
-        )
     inventory = Inventory('files', usable=len(files))
     if source.is_dir():
         count_other_files(source, set(files), inventory)
