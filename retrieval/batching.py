@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import collections
 import dataclasses
 import logging
 import time
+from collections.abc import Set
 from typing import Any
 
 import prometheus_client
@@ -20,9 +20,19 @@ _SECONDS_BUCKETS = [0.001 * 2**n for n in range(15)]
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Limits of the server, each described in `MEANINGS`: of one request, of all waiting ones, of an index call."""
+    """Limits of the server.
 
-    # About 1,024 queries of 4,096 ASCII characters.
+    Attributes:
+      body_bytes, queries, query_characters: of one request: about 1,024 queries of 4,096 ASCII characters.
+      k: passages per query.
+      default_k: passages per query if a request does not say.
+      page_words: words of a page of /open.
+      waiting: queries that may wait.
+      batch, batch_characters: of one index call.
+      connections: that are open.
+      body_seconds: until the body of a request has arrived.
+    """
+
     body_bytes: int = 4 << 20
     queries: int = 1_024
     query_characters: int = 4_096
@@ -33,24 +43,7 @@ class Limits:
     batch: int = 256
     batch_characters: int = 65_536
     connections: int = 4096
-    head_seconds: int = 10
     body_seconds: int = 30
-
-
-MEANINGS = {
-    'body_bytes': 'bytes of a request',
-    'queries': 'queries or references of a request',
-    'query_characters': 'characters of a query or reference',
-    'k': 'passages per query',
-    'default_k': 'passages per query if a request does not say',
-    'page_words': 'words of a page of /open',
-    'waiting': 'queries that may wait',
-    'batch': 'queries of one index call',
-    'batch_characters': 'characters of their texts together',
-    'connections': 'open connections',
-    'head_seconds': 'seconds until the head of a request has arrived',
-    'body_seconds': 'seconds until its body has arrived',
-}
 
 
 class Refused(Exception):
@@ -102,41 +95,43 @@ class Metrics:
 
 
 @dataclasses.dataclass(eq=False)
-class _Job:
-    """A request with k passages per query.
+class _Query:
+    """A query that waits for the index, or that it searches for.
 
     Attributes:
-      number: ascending in the order of arrival.
-      waiting: its queries that no index call has taken yet, none blank.
-      results: of the others, in order.
-      future: is set to the results of all.
+      text: the query.
+      k: passages that are asked for.
+      request: number of its request; older ones have smaller numbers.
+      turn: its place in the request, from 0.
+      answer: gets its passages.
     """
 
-    number: int
-    waiting: collections.deque[str]
+    text: str
     k: int
-    future: asyncio.Future
-    results: list[list[dict]] = dataclasses.field(default_factory=list)
+    request: int
+    turn: int
+    answer: asyncio.Future
 
 
 class Batcher:
-    """Collects the queries of concurrent requests and searches for many of them in one call of the index.
+    """Collects the queries of all requests while the index is busy, and searches for them in its next call.
 
-    Requests take turns: a large one is split over many calls, in which small ones are answered too. `search` and `run`
-    belong to one event loop. `run` must be running there: it answers the searches, one index call at a time, each in a
-    thread.
+    Args:
+      index: the index.
+      limits: bounds of an index call and of all waiting queries.
+      metrics: counts calls and queries.
     """
 
     def __init__(self, index: Index, limits: Limits, metrics: Metrics):
         self._index = index
         self._limits = limits
         self._metrics = metrics
-        # Jobs with waiting queries; the one whose last turn was the longest ago comes first.
-        self._jobs: collections.deque[_Job] = collections.deque()
+        # In the order of arrival, with those that the index searches for.
+        self._waiting: list[_Query] = []
         # Wakes `run`, which otherwise sleeps.
-        self._job_added = asyncio.Event()
-        self._waiting = 0
-        self._job_count = 0
+        self._added = asyncio.Event()
+        self._requests = 0
+        self._last_k = 0
 
     async def search(self, queries: list[str], k: int) -> list[list[dict]]:
         """Returns per query its passages {'document': {'id', 'contents'}, 'score'}, best first; waits for `run`.
@@ -147,107 +142,77 @@ class Batcher:
           Refused: too many queries wait (503), or the index failed (500).
         """
         # The bound limits the waiting time and the memory.
-        if self._waiting + len(queries) > self._limits.waiting:
+        if len(self._waiting) + len(queries) > self._limits.waiting:
             raise Refused(
-                503, f'{self._waiting} queries wait already; try again later', retry_after=1
+                503, f'{len(self._waiting)} queries wait already; try again later', retry_after=1
             )
-        future = asyncio.get_running_loop().create_future()
-        self._job_count += 1
-        job = _Job(self._job_count, collections.deque(queries), k, future)
-        self._jobs.append(job)
-        self._change_waiting(len(queries))
-        self._job_added.set()
+        self._requests += 1
+        number = self._requests
+        loop = asyncio.get_running_loop()
+        asked = []
+        for turn, text in enumerate(queries):
+            asked.append(_Query(text, k, number, turn, loop.create_future()))
+        self._set_waiting([*self._waiting, *asked])
+        self._added.set()
         try:
-            return await future
+            return await asyncio.gather(*(query.answer for query in asked))
         finally:
-            # Counted down after a failure too, or the server would refuse requests forever. Answered queries were
-            # counted down before.
-            self._change_waiting(len(job.results) - len(queries))
-            # After a cancellation or a failure it may still have waiting queries.
-            if job.waiting:
-                self._jobs.remove(job)
+            # After a cancellation some still wait.
+            self._drop({number})
 
     async def run(self) -> None:
-        """Answers jobs until cancelled."""
+        """Answers queries until cancelled."""
         while True:
-            await self._job_added.wait()
-            # Cleared before the jobs are taken, so that none added afterwards is overlooked.
-            self._job_added.clear()
-            while self._jobs:
+            await self._added.wait()
+            # Cleared before the queries are taken, so that none added afterwards is overlooked.
+            self._added.clear()
+            while self._waiting:
                 await self._answer(self._next_batch())
 
-    async def _answer(self, batch: dict[_Job, list[str]]) -> None:
-        """Searches for queries of some jobs together; adds their results, or sets the exception of the futures."""
-        queries = []
-        for taken in batch.values():
-            queries.extend(taken)
-        # All jobs have one k (see `_next_batch`), because the index takes one k per call.
-        k = next(iter(batch)).k
+    async def _answer(self, batch: list[_Query]) -> None:
+        """Searches for queries together, and sets their answers or the exception of their requests."""
+        texts = [query.text for query in batch]
         try:
             # The search runs in a thread, so that further requests are received in the meantime.
-            results = await asyncio.to_thread(self._search, queries, k)
+            results = await asyncio.to_thread(self._search, texts, self._last_k)
         except Exception as error:
             # A failure of the index is reported to these requests only; the server continues.
             logging.exception('search failed')
             refused = Refused(500, f'the index failed: {type(error).__name__}')
-            for job in batch:
-                if not job.future.done():
-                    job.future.set_exception(refused)
-            # The requests that failed leave the queue before the next batch is taken.
-            await asyncio.sleep(0)
+            for query in batch:
+                if not query.answer.done():
+                    query.answer.set_exception(refused)
+            self._drop({query.request for query in batch})
             return
-        start = 0
-        for job, taken in batch.items():
-            end = start + len(taken)
-            answers = results[start:end]
-            start = end
-            # The future of a client that has disconnected is cancelled.
-            if job.future.done():
-                continue
-            job.results.extend(answers)
-            self._change_waiting(-len(taken))
-            if not job.waiting:
-                job.future.set_result(job.results)
+        for query, result in zip(batch, results, strict=True):
+            # Of a client that has disconnected it is cancelled.
+            if not query.answer.done():
+                query.answer.set_result(result)
+        self._set_waiting([query for query in self._waiting if not query.answer.done()])
 
-    def _next_batch(self) -> dict[_Job, list[str]]:
-        """Removes and returns the next queries, by job, up to the limits of an index call.
+    def _next_batch(self) -> list[_Query]:
+        """Returns the next queries up to the limits of an index call, which takes one k; at least one query.
 
-        Half of the limits is for the oldest jobs: by turns alone all of many large jobs would end late, after the
-        deadlines of their clients. The other half takes one query of each job in turn. All have the k of the first job.
-        At least one query is returned, also if it is longer than the limit.
+        Half of the limits is for the oldest requests: by turns alone all of many large ones would end late, after the
+        deadlines of their clients. In the other half the first queries of all requests come first.
         """
-        k = self._jobs[0].k
-        jobs = [job for job in self._jobs if job.k == k]
-        batch: dict[_Job, list[str]] = {}
-        count = 0
+        # Those of another k take turns.
+        others = [query for query in self._waiting if query.k != self._last_k]
+        self._last_k = (others or self._waiting)[0].k
+        oldest = [query for query in self._waiting if query.k == self._last_k]
+        by_turn = sorted(oldest, key=lambda query: query.turn)
+        batch: dict[_Query, None] = {}
         characters = 0
-
-        def take(job: _Job) -> None:
-            nonlocal count, characters
-            query = job.waiting.popleft()
-            batch.setdefault(job, []).append(query)
-            count += 1
-            characters += len(query)
-
         limits = self._limits
-        for job in sorted(jobs, key=lambda job: job.number):
-            while (
-                job.waiting
-                and count < limits.batch // 2
-                and characters < limits.batch_characters // 2
-            ):
-                take(job)
-        turns = collections.deque(job for job in jobs if job.waiting)
-        while turns and count < limits.batch and characters < limits.batch_characters:
-            job = turns.popleft()
-            take(job)
-            if job.waiting:
-                turns.append(job)
-        # Jobs that had a turn go to the end, so that those of another k and those without a turn come first.
-        unserved = [job for job in self._jobs if job not in batch]
-        unfinished = [job for job in batch if job.waiting]
-        self._jobs = collections.deque(unserved + unfinished)
-        return batch
+        for queries, share in ((oldest, 2), (by_turn, 1)):
+            most_characters = limits.batch_characters // share
+            for query in queries:
+                if len(batch) >= limits.batch // share or characters >= most_characters:
+                    break
+                if query not in batch:
+                    batch[query] = None
+                    characters += len(query.text)
+        return list(batch)
 
     def _search(self, queries: list[str], k: int) -> list[list[dict[str, Any]]]:
         """Returns per query its passages, as `search` does, and updates the metrics; runs in a thread."""
@@ -266,7 +231,10 @@ class Batcher:
         self._metrics.queries.inc(len(queries))
         return results
 
-    def _change_waiting(self, change: int) -> None:
-        """Adds to the number of waiting queries and to its metric."""
-        self._waiting += change
-        self._metrics.waiting.set(self._waiting)
+    def _drop(self, requests: Set[int]) -> None:
+        """Forgets the queries of these requests."""
+        self._set_waiting([query for query in self._waiting if query.request not in requests])
+
+    def _set_waiting(self, queries: list[_Query]) -> None:
+        self._waiting = queries
+        self._metrics.waiting.set(len(queries))

@@ -19,7 +19,7 @@ import shlex
 import time
 from collections.abc import Callable, Sequence
 
-from . import cleaning, downloads, folder, shards
+from . import downloads, folder
 from .command import (
     FIELDS_HELP,
     Parser,
@@ -33,11 +33,13 @@ from .lexical import LexicalEncoder
 from .types import Encoder, RetrievalError
 
 # Arguments of an encoder that is a checkpoint.
-_ENCODING = ('query_prefix', 'passage_prefix', 'max_tokens', 'encoder_dtype', 'batch_tokens')
+_ENCODING = ('query_prefix', 'passage_prefix', 'max_tokens', 'encoder_dtype')
+# Arguments of `ScannIndex`.
+_SCANN = ('leaves', 'leaves_searched', 'reorder')
 # Arguments → what they need. Elsewhere they would have no effect, so they are refused.
 _NEEDS: tuple[tuple[tuple[str, ...], Callable[[argparse.Namespace], bool], str], ...] = (
     (
-        ('encoder', 'dtype', 'shard_rows', 'host', 'hosts', *_ENCODING),
+        ('encoder', 'dtype', 'host', 'hosts', *_ENCODING),
         lambda args: args.kind != 'bm25',
         'bm25 has no vectors; take it away, or choose another --kind',
     ),
@@ -47,7 +49,7 @@ _NEEDS: tuple[tuple[tuple[str, ...], Callable[[argparse.Namespace], bool], str],
         'the encoder lexical does not take it; take it away, or choose another --encoder',
     ),
     (
-        folder.SCANN_PARAMETERS,
+        _SCANN,
         lambda args: args.kind == 'scann',
         'is for ScaNN alone; take it away, or choose --kind scann',
     ),
@@ -107,23 +109,15 @@ def _parser() -> argparse.ArgumentParser:
     add('--max-tokens', type=int, help='longest sequence; default: from the folder')
     dtype_help = 'type of weights and activations'
     add('--encoder-dtype', choices=('float32', 'bfloat16'), default='float32', help=dtype_help)
-    add('--batch-tokens', type=int, help='tokens of one batch of passages')
     # Of ScaNN.
     add('--leaves', type=int, help='ScaNN: partitions')
     add('--leaves-searched', type=int, help='ScaNN: partitions read per query')
-    add('--overfetch', type=int, default=32, help='ScaNN: candidates scored again exactly')
-    reordered_help = 'ScaNN: candidates that ScaNN itself scores a second time (4 × overfetch)'
-    add('--reordered', type=int, help=reordered_help)
-    threshold_help = 'ScaNN: threshold of anisotropic quantisation'
-    add('--threshold', type=float, default=0.2, help=threshold_help)
     reorder_help = 'ScaNN: type of its own copy of the vectors'
     add('--reorder', choices=('float32', 'bfloat16'), default='float32', help=reorder_help)
     # Of the parts of a build.
     add('--stage', choices=folder.STAGES, help='only this part; default: all')
     add('--host', type=int, default=0, help='number of this host among --hosts, from 0 (0)')
     add('--hosts', type=int, default=1, help='number of hosts that share the encoding (1)')
-    rows_help = 'passages per shard, the most that an interruption can cost'
-    add('--shard-rows', type=int, default=shards.SHARD_ROWS, help=rows_help)
     return parser
 
 
@@ -137,10 +131,8 @@ def _run(args: argparse.Namespace) -> None:
         encoder = _encoder(args)
     parameters = {}
     if args.kind == 'scann':
-        parameters = {name: getattr(args, name) for name in folder.SCANN_PARAMETERS}
+        parameters = {name: getattr(args, name) for name in _SCANN}
     source = pathlib.Path(downloads.fetch(args.corpus))
-    if 'corpus' in stages:
-        cleaning.warn_of_other_files(source)
     folder.build(
         source,
         args.out,
@@ -152,7 +144,6 @@ def _run(args: argparse.Namespace) -> None:
         passage_words=args.passage_words,
         fields=args.fields,
         stages=stages,
-        shard_rows=args.shard_rows,
         host=args.host,
         hosts=args.hosts,
     )
@@ -195,7 +186,6 @@ def _encoder(args: argparse.Namespace) -> Encoder:
         args.passage_prefix,
         args.max_tokens,
         args.encoder_dtype,
-        args.batch_tokens,
     )
 
 

@@ -1,4 +1,4 @@
-"""Corpora: passages written to disk as a stream, and read back by number without loading them into memory.
+"""Corpora: passages read as a stream, written to disk, and read back by number without loading them into memory.
 
 On disk a corpus is a folder with one SQLite file, `passages.sqlite`:
 
@@ -12,39 +12,45 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
+import importlib
 import logging
 import pathlib
 import re
 import sqlite3
+import unicodedata
 import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from . import progress
-from .sources import BadLines, first_line_title
-from .sources import files_of as files_of
-from .sources import read as read
-from .texts import DAMAGE
+from .command import similar_path
+from .json_text import Unusable
+from .rows import MISSING, record_of, rows, suffix_of, title_like
 from .types import Passage, RetrievalError, short
 from .types import Record as Record
 from .types import contents as contents
 from .types import split as split
 
+# Cuts folders of texts and long passages into passages. It stands beside this package, which works without it.
+_TEXTS = 'zeroplay_jax.extras.inputs.texts'
+_TEXT_SUFFIXES = ('.txt', '.md')
+_PASSAGE_SUFFIXES = ('.jsonl', '.json', '.tsv', '.parquet', '.csv')
+# Bad lines that are logged one by one; the total is logged at the end.
+_LOGGED_LINES = 10
 _FILE = 'passages.sqlite'
 # Words; the 256 tokens that text encoders read have fewer.
 _LONG_PASSAGE = 250
-# Passages, from the first one on, whose length, damages and unread titles are counted, and the shares above which these
-# are said.
+# Passages, from the first one on, whose length and unread titles are counted, and the shares above which they are said.
 _INSPECTED = 10_000
 _MANY = 0.01
 _MOST = 0.5
-_MARKUP = re.compile(
-    rf'</?(?:p|div|span|br|a|b|i|em|strong|h\d|[uo]l|li|table|t[rdh]|su[bp])\b[^<>]*>|{DAMAGE}',
-    re.IGNORECASE,
-)
+# A first line as titles are, without quotes or a full stop, and text below it.
+_FIRST_LINE = re.compile(r'(?!")[^\n]{0,99}[^\n.]\n\s*\S')
 _TABLES = """
 create table passages (row integer primary key, id text not null, contents text not null);
 create table documents (start integer primary key, title text not null);
@@ -54,6 +60,172 @@ _INDEXES = """
 create index ids on passages (id);
 create index titles on documents (title);
 """
+
+
+@dataclasses.dataclass
+class BadLines:
+    """Counts the bad lines of a source, or its unusable files if it is a folder of texts.
+
+    Args:
+      source: the file or folder, for messages.
+      strict: True: the first bad line raises an error. False: the first ones are logged and all are counted.
+      otherwise: end of the error line: what else the user of the command can do than correct the line.
+      logged: how many are logged one by one.
+
+    Attributes:
+      count: number of bad lines.
+      first: the first one and its reason; '' without any.
+    """
+
+    source: pathlib.Path
+    strict: bool
+    otherwise: str = ''
+    logged: int = _LOGGED_LINES
+    count: int = 0
+    first: str = ''
+
+    def add(self, number: int, reason: str, text: pathlib.Path | None = None) -> None:
+        """Counts a bad line (or file) and logs it or raises an error, as the constructor says.
+
+        Args:
+          number: number of the line, from 1.
+          reason: why it is bad.
+          text: the file, if it is a text; it has no lines that count.
+
+        Raises:
+          RetrievalError: `strict` is set.
+        """
+        self.count += 1
+        self.first = self.first or f'line {number}: {reason}'
+        place = text or f'{self.source}:{number}'
+        if self.strict:
+            unit = 'file' if text else 'line'
+            raise RetrievalError(f'{place}: {reason}; correct the {unit}{self.otherwise}')
+        if self.count <= self.logged:
+            logging.warning('%s: %s; skipped', place, reason)
+
+
+def read(
+    source: pathlib.Path,
+    skipped: BadLines | None = None,
+    passage_words: int = 0,
+    fields: Mapping[str, str] | None = None,
+) -> Iterator[tuple[int, Record]]:
+    """Yields (line number from 1, passage) of a corpus, in order.
+
+    A file of passages has JSON lines, a TSV with headings (as Wikipedia-18, Karpukhin et al. 2020, arXiv:2004.04906) or
+    Parquet, read by `rows.rows`; `rows.record_of` says which of their fields are a passage. Folders of texts, and
+    single texts, are cut by `extras.inputs.texts`; the number counts files instead of lines.
+
+    Args:
+      source: a file (.jsonl, .json, .tsv or .parquet, texts also .gz, .zst, .bz2 and .xz) or a folder.
+      skipped: receives the bad lines, which are then skipped unless it is strict; None makes the first one an error.
+      passage_words: long passages and texts are cut into passages of whole sentences with this many words at most;
+        0: passages are as they are in a file, and 100 words of a text.
+      fields: names of the fields of a passage, see `rows.record_of`.
+
+    Raises:
+      RetrievalError: a bad line (if `skipped` is None or strict), or a file that cannot be read.
+    """
+    skipped = skipped or BadLines(source, strict=True)
+    is_text = holds_texts(source)
+    if is_text and fields:
+        raise RetrievalError(f'{source}: texts have no fields; take --fields away')
+    if is_text and not (source.exists() and files_of(source)):
+        raise RetrievalError(
+            f'{source}: no .txt or .md file in it; give a folder of unpacked texts, or one file of passages; convert '
+            f'PDF with pdftotext and other documents with pandoc -t plain{similar_path(source)}'
+        )
+    if is_text:
+        passages = _texts().passages_of(source, skipped, passage_words)
+    else:
+        passages = _passages_of_file(source, skipped, fields or {})
+    for number, passage in passages:
+        try:
+            record = _validated(passage)
+        except Unusable as error:
+            skipped.add(number, str(error))
+            continue
+        parts = [record]
+        if passage_words and not is_text:
+            parts = _texts().split_record(record, passage_words)
+        for part in parts:
+            yield number, part
+
+
+def _passages_of_file(
+    source: pathlib.Path, skipped: BadLines, fields: Mapping[str, str]
+) -> Iterator[tuple[int, Record]]:
+    """Yields (line number, passage) of a file of passages."""
+    suffix = suffix_of(source)
+    if suffix not in _PASSAGE_SUFFIXES and source.exists():
+        raise RetrievalError(
+            f'{source}: unknown format; give .jsonl, .tsv or .parquet, or unpacked texts (.txt, .md): PDF is converted '
+            'by pdftotext, documents of other kinds by pandoc -t plain'
+        )
+    for number, row in rows(source):
+        try:
+            if isinstance(row, Unusable):
+                raise row
+            if suffix == '.tsv':
+                row = {name: '' if cell.strip() in MISSING else cell for name, cell in row.items()}
+            record = record_of(row, fields)
+        except Unusable as error:
+            skipped.add(number, str(error))
+            continue
+        # With a field for it, this passage alone has no title.
+        has_title = 'title' in fields or 'title' in row or split(record.contents)[0]
+        name = '' if has_title else title_like(row)
+        if name:
+            warn_once(
+                f'{source}: passages have no title, and their field "{name}" is not read; if it is the title, rename '
+                f'it to "title", or pass --fields title={name} to retrieval.build or inputs'
+            )
+        yield number, record
+
+
+def _texts() -> ModuleType:
+    """Returns the module that cuts texts into passages."""
+    try:
+        return importlib.import_module(_TEXTS)
+    except ImportError:
+        raise RetrievalError(
+            f'texts and long passages are cut by {_TEXTS}, which is not installed; give a file of passages'
+        ) from None
+
+
+@functools.lru_cache
+def warn_once(line: str) -> None:
+    """Warns once of a line that is true of many passages, and of files that are read twice."""
+    logging.warning(line)
+
+
+def holds_texts(source: pathlib.Path) -> bool:
+    """Returns whether a source is a folder of texts, or one text."""
+    return source.is_dir() or source.suffix.lower() in _TEXT_SUFFIXES
+
+
+def files_of(source: pathlib.Path) -> list[pathlib.Path]:
+    """Returns the files that `read` opens: the source itself, or the texts in a folder."""
+    return _texts().files_of(source) if source.is_dir() else [source]
+
+
+def _validated(record: Record) -> Record:
+    """Returns a passage with the line feeds and composed characters that queries have; Unusable if it is bad."""
+    # The line feed separates id and contents on disk.
+    if not record.id or '\n' in record.id:
+        raise Unusable(f'the id {short(record.id)} is empty or has a line feed')
+    original = body = record.contents
+    if '\r' in body:
+        body = body.replace('\r\n', '\n').replace('\r', '\n')
+    # Most tokenizers compose what a policy reads and writes: a word with accents of their own would never be found.
+    if not unicodedata.is_normalized('NFC', body):
+        body = unicodedata.normalize('NFC', body)
+    title, text = split(body)
+    # An empty text has no meaningful embedding.
+    if not title.strip() and not text.strip():
+        raise Unusable('a passage with neither title nor text')
+    return record if body is original else dataclasses.replace(record, contents=body)
 
 
 class Corpus:
@@ -193,7 +365,7 @@ def write(
     skipped = BadLines(source, strict, otherwise=' or pass --skip-bad-lines')
     digest = hashlib.sha256()
     count = 0
-    long = damaged = untitled = 0
+    long = untitled = 0
     with _database(folder) as database, progress.Bar(None, 'passages', 'read') as bar:
         for record in _added(database, read(source, skipped, passage_words, fields)):
             line = f'{record.id}\n{record.contents}'.encode()
@@ -202,8 +374,7 @@ def write(
             count += 1
             if count <= _INSPECTED:
                 long += len(record.contents.split()) > _LONG_PASSAGE
-                damaged += _MARKUP.search(record.contents) is not None
-                untitled += _has_unread_title(record.contents)
+                untitled += _FIRST_LINE.match(record.contents) is not None
             bar.update()
         # The file is empty or has bad lines only.
         if not count:
@@ -217,34 +388,17 @@ def write(
             '%s: bad lines skipped: %d, passages kept: %d', source, skipped.count, count
         )
     inspected = min(count, _INSPECTED)
-    _warn_of_passages(source, inspected, 0 if passage_words else long, damaged, untitled)
-    return {'sha256': digest.hexdigest(), 'passages': count, 'skipped': skipped.count}
-
-
-def _has_unread_title(wire: str) -> bool:
-    """Returns whether a passage has no line in quotes, but a first line that would be the title of a text file."""
-    return split(wire)[1] == wire and first_line_title(wire)[0] != ''
-
-
-def _warn_of_passages(
-    source: pathlib.Path, inspected: int, long: int, damaged: int, untitled: int
-) -> None:
-    """Warns of passages that are read in part, damaged or untitled, if these are many of those that were inspected."""
     if untitled > _MOST * inspected:
         logging.warning(
             f'{source}: the first line of {untitled} of {inspected} passages could be a title and is read as text; '
             'write it in double quotes, or as a field "title" (docs/corpus.md)'
         )
-    if long > _MANY * inspected:
+    if long > _MANY * inspected and not passage_words:
         logging.warning(
             f'{source}: {long} of {inspected} passages have more than {_LONG_PASSAGE} words; text encoders and '
             'policies may read only their beginning, so cut them with --passage-words=100'
         )
-    if damaged > _MANY * inspected:
-        logging.warning(
-            f'{source}: {damaged} of {inspected} passages have tags or references of HTML, or characters of a wrong '
-            'encoding such as Ã©, which a policy reads as they are; convert them, for example with pandoc -t plain'
-        )
+    return {'sha256': digest.hexdigest(), 'passages': count, 'skipped': skipped.count}
 
 
 def _connect(path: pathlib.Path, options: str) -> sqlite3.Connection:

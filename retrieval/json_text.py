@@ -13,34 +13,7 @@ from .types import RetrievalError
 
 # Deeper values would exceed the limits of other libraries and of the pages that show them.
 MAX_DEPTH = 200
-# What to do about a list, or an object over several lines.
-ONE_PER_LINE = "write one object per line (jq -c . FILE, or jq -c '.[]' FILE for a list)"
 
-# What to do about a file of another kind.
-CONVERT = 'convert or unpack it to UTF-8 text'
-# First bytes of a file, in small letters → what it is.
-_SIGNATURES = {
-    b'\xff\xfe': 'UTF-16 or UTF-32',
-    b'\xfe\xff': 'UTF-16 or UTF-32',
-    b'\0\0\xfe\xff': 'UTF-16 or UTF-32',
-    b'\x1f\x8b': 'gzip',
-    b'\x28\xb5\x2f\xfd': 'zstd',
-    b'bzh': 'bzip2',
-    b'\xfd7zxz\0': 'xz',
-    b'par1': 'Parquet',
-    b'pk\x03\x04': 'a zip archive or office document',
-    b'%pdf': 'PDF',
-    b'<!doctype html': 'HTML',
-    b'<html': 'HTML',
-    b'<doc id="': 'output of wikiextractor without --json',
-    b'{\\rtf': 'RTF',
-    b'.\\"': 'a manual page in roff',
-    b'\'\\"': 'a manual page in roff',
-    b'.th ': 'a manual page in roff',
-    b'warc/1.0\r\n': 'a web archive (WARC)',
-    b'warc/1.1\r\n': 'a web archive (WARC)',
-}
-_UTF8_MARK = b'\xef\xbb\xbf'
 _TOO_DEEP = f'its brackets are nested too deeply (over {MAX_DEPTH} levels)'
 _TYPES = {
     dict: 'object',
@@ -54,15 +27,7 @@ _TYPES = {
 
 
 class Unusable(ValueError):
-    """Content that cannot be used; the message says what it is, without the name of the file.
-
-    Attributes:
-      kind: what it is in a word or two.
-    """
-
-    def __init__(self, reason: str, kind: str = 'not JSON'):
-        super().__init__(reason)
-        self.kind = kind
+    """Content that cannot be used; the message says what it is, without the name of the file."""
 
 
 def parse(content: str | bytes, not_finite: Callable[[str], Any] | None = None) -> Any:
@@ -82,7 +47,6 @@ def parse(content: str | bytes, not_finite: Callable[[str], Any] | None = None) 
     try:
         value = _decoder(not_finite or _refuse_number).decode(text)
     except json.JSONDecodeError as error:
-        refuse_foreign(text[:100].encode('utf-8', 'replace'))
         # A line of a file has its number already.
         line = f'line {error.lineno}, ' if '\n' in text else ''
         raise Unusable(f'not JSON: {error.msg}: {line}column {error.colno}') from None
@@ -124,29 +88,11 @@ def null(_: str) -> None:
 
 
 def decode(data: bytes) -> str:
-    """Returns a UTF-8 text without the byte order mark that some editors write.
-
-    Raises:
-      Unusable: the bytes are no text, or in another encoding, which is named.
-    """
+    """Returns a UTF-8 text without the byte order mark that some editors write; Unusable if it is none."""
     try:
-        text = data.removeprefix(_UTF8_MARK).decode('utf-8')
+        return data.decode('utf-8-sig')
     except UnicodeDecodeError as error:
-        refuse_foreign(data)
-        reason = f'not UTF-8 at byte {error.start}, probably Latin-1 or binary; save it as UTF-8'
-        raise Unusable(reason, 'not UTF-8') from None
-    # UTF-16 without a mark is valid UTF-8 with a NUL at every second byte.
-    if data[:2].count(0) == 1:
-        raise Unusable(f'it is UTF-16; {CONVERT}', 'UTF-16')
-    return text
-
-
-def refuse_foreign(data: bytes) -> None:
-    """Raises Unusable, which says what a file is, if its first bytes are known and no text."""
-    beginning = data[:1000].removeprefix(_UTF8_MARK).lstrip().lower()
-    for signature, kind in _SIGNATURES.items():
-        if beginning.startswith(signature):
-            raise Unusable(f'it is {kind}; {CONVERT}', kind)
+        raise Unusable(f'not UTF-8 at byte {error.start}; save it as UTF-8') from None
 
 
 def type_name(value: Any) -> str:
@@ -188,13 +134,14 @@ def _refuse_number(digits: str) -> Any:
 
 def _check_depth(value: Any) -> None:
     """Raises Unusable if lists and objects are nested deeper than `MAX_DEPTH`."""
-    level = [value] if isinstance(value, dict | list) else []
-    for _ in range(MAX_DEPTH):
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
         inner: list[Any] = []
         for item in level:
-            children = item.values() if isinstance(item, dict) else item
-            inner.extend(child for child in children if isinstance(child, dict | list))
+            if isinstance(item, dict):
+                inner += item.values()
+            elif isinstance(item, list):
+                inner += item
         level = inner
-        if not level:
-            return
-    raise Unusable(_TOO_DEEP)
+    if level:
+        raise Unusable(_TOO_DEEP)

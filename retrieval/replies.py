@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import math
@@ -11,11 +12,10 @@ from typing import Any
 
 from . import json_text
 from .corpus import DocumentPage
-from .rows import FIELD_NAMES
+from .json_text import Unusable, type_name
+from .rows import FIELD_NAMES, record_of
 from .types import Passage, contents, short, split
 
-_TEXT_FIELDS = FIELD_NAMES['text']
-_ID_FIELDS = FIELD_NAMES['id']
 # Digits of the id of a passage whose server gives none.
 _ID_DIGITS = 16
 # Bytes of a reply that are looked at for a quotation.
@@ -52,22 +52,19 @@ def parse_results(body: bytes, count: int, read: Callable[[Any], Any]) -> list[A
     try:
         # Numbers that are not finite are refused where they matter.
         reply = json_text.parse_object(body, not_finite=float)
-    except json_text.Unusable as error:
-        # Without the advice for files.
-        reason = str(error).partition(';')[0]
+    except Unusable as error:
         text = short(body[:_QUOTED_BYTES].decode('utf-8', 'replace'))
-        raise MalformedReply(f'{reason}: {text}') from None
-    rows = reply.get('result')
+        raise MalformedReply(f'{_reason(error)}: {text}') from None
     failing = {
         name: reply[name]
         for name in _REPORTS
         if name in reply and _reports_failure(name, reply[name])
     }
+    rows = reply.pop('result', None)
     if failing:
         # The reason comes first, because the quotation is cut.
         words = {name: reply[name] for name in _WORDS if reply.get(name)}
-        others = {name: value for name, value in reply.items() if name != 'result'}
-        text = short(json.dumps(words | failing | others, ensure_ascii=False))
+        text = short(json.dumps(words | failing | reply, ensure_ascii=False))
         raise ReportedFailure(f'it reports an error: {text}')
     if not isinstance(rows, list):
         text = short(json.dumps(reply, ensure_ascii=False))
@@ -75,7 +72,15 @@ def parse_results(body: bytes, count: int, read: Callable[[Any], Any]) -> list[A
     # Results are matched to queries by position.
     if len(rows) != count:
         raise MalformedReply(f'{len(rows)} results for {count} queries')
-    return [read(row) for row in rows]
+    try:
+        return [read(row) for row in rows]
+    except Unusable as error:
+        raise MalformedReply(_reason(error)) from None
+
+
+def _reason(error: Unusable) -> str:
+    """Returns an error of JSON without the advice for files."""
+    return str(error).partition(';')[0]
 
 
 def _reports_failure(field: str, value: Any) -> bool:
@@ -100,160 +105,79 @@ def passages(row: Any) -> list[Passage]:
     """Returns the passages of one query from its JSON result.
 
     Args:
-      row: [{'document': {…}, 'score'}, …], or only the documents. A document is a text in wire form, or
-        has one under 'contents' or a similar name, and may have 'title' and 'id'. Without an id the passage gets one
-        made from its title and text; without a score 0. Passages without any text are left out.
+      row: [{'document': {…}, 'score'}, …], or only the documents. A document is a text in wire form, or has the fields
+        that `rows.record_of` reads. Without an id the passage gets one made from its title and text; without a score 0.
+        Passages without any text are left out.
 
     Raises:
-      MalformedReply: names the field that is missing or of another type.
+      Unusable: names the field that is missing or of another type.
     """
     if not isinstance(row, list):
-        raise MalformedReply(f'the result of a query is {_kind(row)}, not a list')
+        raise Unusable(f'the result of a query is a JSON {type_name(row)}, not a list')
     read_passages = []
     for number, item in enumerate(row, 1):
         try:
             passage = _passage_of(item)
-        except MalformedReply as error:
-            raise MalformedReply(f'passage {number} of a query: {error}') from None
+        except Unusable as error:
+            raise Unusable(f'passage {number} of a query: {error}') from None
         if passage['title'].strip() or passage['text'].strip():
             read_passages.append(passage)
     return read_passages
 
 
 def _passage_of(item: Any) -> Passage:
-    """Returns one passage of a result; raises MalformedReply."""
+    """Returns one passage of a result; raises Unusable."""
+    row = {'contents': item} if isinstance(item, str) else item
+    if not isinstance(row, Mapping):
+        raise Unusable(f'it is a JSON {type_name(row)}, not an object')
     # Without scores a server returns the documents themselves.
-    document = item.get('document', item) if isinstance(item, Mapping) else item
-    if isinstance(document, str):
-        # Beside a text the document is a reference, such as an id.
-        has_text = document is not item and _first_field(item, _TEXT_FIELDS) is not None
-        document = item if has_text else _object_in(document) or {'contents': document}
-    if not isinstance(document, Mapping):
-        raise MalformedReply(f'it is {_kind(document)}, not an object')
-    if isinstance(item, Mapping):
-        document = _with_id_and_title(document, item)
-    text_field = _first_field(document, _TEXT_FIELDS)
-    if text_field is None:
-        names = ', '.join(map(repr, document)) or 'none'
-        raise MalformedReply(
-            f'"document" has no "contents" (nor "title" and "text"); its fields: {short(names)}'
-        )
-    title, text = _title_and_text(document, text_field)
-    score = None
-    if isinstance(item, Mapping):
-        score = item.get('score')
-    return {
-        'id': _id(document, title, text),
-        'title': title,
-        'text': text,
-        'score': _score(score),
-    }
-
-
-def _object_in(text: str) -> dict[str, Any] | None:
-    """Returns the document in a JSON text, as some servers send it; None for any other text."""
-    if not text.startswith('{'):
-        return None
-    try:
-        document = json_text.parse_object(text, not_finite=float)
-    except json_text.Unusable:
-        return None
-    # A text of its own may be JSON, too; a document has an id or a title beside its text.
-    is_named = _first_field(document, (*_ID_FIELDS, 'title')) is not None
-    return document if is_named and _first_field(document, _TEXT_FIELDS) else None
-
-
-def _with_id_and_title(document: Mapping[str, Any], item: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns a document with the id and title that stand in its metadata, as LangChain has them, or beside it."""
-    result = dict(document)
-    metadata = document.get('metadata')
-    for other in (metadata if isinstance(metadata, Mapping) else {}, item):
-        for fields in (_ID_FIELDS, ('title',)):
-            field = _first_field(other, fields)
-            if field is not None and _first_field(result, fields) is None:
-                result[field] = other[field]
-    return result
-
-
-def _title_and_text(document: Mapping[str, Any], text_field: str) -> tuple[str, str]:
-    """Returns title and text of a document whose text is under `text_field`."""
-    whole_text = _text(document[text_field], text_field)
-    title_in_contents, text = split(whole_text)
-    title = ''
-    if document.get('title') is not None:
-        title = _text(document['title'], 'title')
-    # Beside a title of another text, a first line in quotes is a quotation.
-    if title_in_contents and title in ('', title_in_contents):
-        return title_in_contents, text
-    # The title may be repeated without quotes.
-    return title, whole_text.removeprefix(f'{title}\n') if title else whole_text
-
-
-def _id(document: Mapping[str, Any], title: str, text: str) -> str:
-    """Returns the id of a document as a text."""
-    field = _first_field(document, _ID_FIELDS)
-    if field is None:
+    document = row.get('document')
+    if isinstance(document, Mapping):
+        row = {**row, **document}
+    # Beside a text the document is a reference, such as an id.
+    elif isinstance(document, str) and not any(row.get(name) for name in FIELD_NAMES['text']):
+        row = {**row, 'contents': document}
+    has_id = any(row.get(name) is not None for name in FIELD_NAMES['id'])
+    record = record_of(row if has_id else {**row, 'id': ''}, {})
+    title, text = split(_unicode(record.contents))
+    passage_id = _unicode(record.id)
+    if not has_id:
         # Passages are told apart by their ids, also those of different searches.
-        return hashlib.sha256(contents(title, text).encode()).hexdigest()[:_ID_DIGITS]
-    value = document[field]
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise MalformedReply(f'"{field}" is {_kind(value)}, not a text or a number')
-    return _text(str(value), field)
+        passage_id = hashlib.sha256(contents(title, text).encode()).hexdigest()[:_ID_DIGITS]
+    score = row.get('score')
+    return {'id': passage_id, 'title': title, 'text': text, 'score': _score(score)}
 
 
 def _score(value: Any) -> float:
     """Returns a score as a number; 0 for none."""
-    if value is None:
-        return 0.0
     try:
-        if isinstance(value, bool):
-            raise TypeError
         # Some servers write numbers as texts.
-        score = float(value)
+        score = 0.0 if value is None else float(value)
     except (TypeError, ValueError, OverflowError):
-        raise MalformedReply(f'"score" is {_kind(value)}, not a number') from None
+        raise Unusable(f'"score" is a JSON {type_name(value)}, not a number') from None
     # Neither can be written into a log, which is JSON.
     if not math.isfinite(score):
-        raise MalformedReply(f'"score" is {score}, which is not finite')
+        raise Unusable(f'"score" is {score}, which is not finite')
     return score
 
 
 def page(result: Any) -> DocumentPage | None:
-    """Returns the page of one reference from its JSON result, None for null; raises MalformedReply."""
+    """Returns the page of one reference from its JSON result, None for null; raises Unusable."""
     if result is None:
         return None
     if not isinstance(result, Mapping):
-        raise MalformedReply(f'a page is {_kind(result)}, not an object')
+        raise Unusable(f'a page is a JSON {type_name(result)}, not an object')
     # The types are checked here, so that a policy never sees a value of another type.
-    numbers = {}
-    for field in ('page', 'pages'):
-        number = result.get(field)
-        if not isinstance(number, int):
-            raise MalformedReply(f'"{field}" of a page is {_kind(number)}, not a number')
-        numbers[field] = number
-    return DocumentPage(
-        title=_text(result.get('title'), 'title'),
-        text=_text(result.get('text'), 'text'),
-        page=numbers['page'],
-        pages=numbers['pages'],
-        id=_text(result.get('id'), 'id'),
-    )
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(DocumentPage):
+        value = result.get(field.name)
+        kind = int if field.name in ('page', 'pages') else str
+        if not isinstance(value, kind):
+            raise Unusable(f'"{field.name}" of a page is a JSON {type_name(value)}')
+        values[field.name] = _unicode(value) if isinstance(value, str) else value
+    return DocumentPage(**values)
 
 
-def _first_field(document: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
-    """Returns the first of these fields that a document has with a value, if possible not ''."""
-    stated = [name for name in names if document.get(name) is not None]
-    return next((name for name in stated if document[name] != ''), next(iter(stated), None))
-
-
-def _text(value: Any, field: str) -> str:
-    """Returns a text of a reply with unpaired surrogates replaced by U+FFFD; raises MalformedReply for another type."""
-    if not isinstance(value, str):
-        raise MalformedReply(f'"{field}" is {_kind(value)}, not a text')
-    # JSON escapes can write half of a surrogate pair, which no file and no request can hold.
-    return value.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')
-
-
-def _kind(value: Any) -> str:
-    """Returns the type of a value in words."""
-    return f'a JSON {json_text.type_name(value)}'
+def _unicode(text: str) -> str:
+    """Returns a text with U+FFFD for each half of a surrogate pair, which no file and no request can hold."""
+    return text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')

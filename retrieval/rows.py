@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bz2
-import contextlib
 import csv
 import gzip
 import io
@@ -12,11 +11,10 @@ import lzma
 import pathlib
 import re
 import sys
-from collections.abc import Generator, Iterator, Mapping
-from typing import Any, BinaryIO
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
-import zstandard
 
 from . import json_text
 from .command import similar_path
@@ -27,17 +25,30 @@ from .types import Record, RetrievalError, contents, first_line, split
 # all their documents have up to 16 MiB.
 LONGEST_LINE = 1 << 25
 COMPRESSED = ('.gz', '.zst', '.bz2', '.xz')
-# Bytes of a zstd file that are decompressed at a time: at most 128 MiB, of zeros.
-_ZSTD_BYTES = 1 << 12
+# What databases and pandas write into a cell for a missing value; JSON and Parquet have null.
+MISSING = ('NULL', r'\N', 'nan', 'NaN', '<NA>')
+# What a conversion leaves in a text: references of HTML; UTF-8 read as Latin-1 or as something else.
+DAMAGE = r'&(?:[a-z]{2,8}|#\d+|#x[0-9a-f]+);|[ÂÃ][\x80-\xbf]|â€|\ufffd'
+# Names that public corpora and search servers give the fields of a passage, in the order in which they are looked for.
+# `contents` has the wire form; the others are plain.
+FIELD_NAMES = {
+    # Of passages of MS MARCO v2, `docid` names the document.
+    'id': ('id', '_id', 'pid', 'docid', 'doc_id', 'passage_id'),
+    'text': ('contents', 'text', 'passage', 'content', 'body', 'page_content', 'snippet'),
+    'title': ('title',),
+}
+_WIRE = 'contents'
+# Names of fields that an error lists.
+_LISTED_FIELDS = 8
 # Rows of a Parquet file that are held in memory.
 _BATCH_ROWS = 1024
 # Characters, at least, of a 32-bit number that is written with the digits of a 64-bit one.
 _DIGITS_OF_32_BITS = 14
+# An escape of one half of a character.
+_SURROGATE = re.compile(rb'\\u[dD][89a-fA-F]')
 
 csv.field_size_limit(sys.maxsize)  # LONGEST_LINE is the limit
 
-# An escape of one half of a character.
-_SURROGATE = re.compile(rb'\\u[dD][89a-fA-F]')
 # The fields of a row by name, or why it has none.
 Row = dict[str, Any] | Unusable
 
@@ -57,124 +68,138 @@ def rows(source: pathlib.Path) -> Iterator[tuple[int, Row]]:
     from a suffix of `COMPRESSED`, is one; any other has JSON lines.
 
     Raises:
-      RetrievalError: the file cannot be read, begins like a file of another kind, or has two columns of one name.
+      RetrievalError: the file cannot be read, or has two columns of one name.
     """
-    if suffix_of(source) == '.csv':
+    suffix = suffix_of(source)
+    if suffix == '.csv':
         raise RetrievalError(
             f'{source}: CSV is not read; save it as .tsv, with tabs between the columns and their names in line 1'
         )
     try:
-        if suffix_of(source) == '.parquet':
+        if suffix == '.parquet':
             yield from _parquet_rows(source)
+        elif suffix == '.tsv':
+            yield from _tsv_rows(source)
         else:
-            yield from _text_rows(source)
-    except (OSError, EOFError, zstandard.ZstdError, lzma.LZMAError) as error:
-        # Errors of the operating system have a short text; those of decompressors do not.
-        reason = getattr(error, 'strerror', None) or str(error)
+            for number, line in _lines(source):
+                yield number, _json_row(line)
+    except ImportError:
+        raise RetrievalError(
+            f'{source}: Parquet and .zst are read by the package pyarrow; pip install pyarrow, or write JSON lines'
+        ) from None
+    except RetrievalError:
+        raise
+    # pyarrow raises ValueError for a text that is no UTF-8, and for two fields of one name inside a column.
+    except (OSError, EOFError, lzma.LZMAError, ValueError) as error:
+        # Errors of the operating system have a short text; those of libraries do not.
+        reason = getattr(error, 'strerror', None) or first_line(error)
         raise RetrievalError(
             f'{source}: cannot be read ({reason}); give a whole, readable file{similar_path(source)}'
         ) from error
 
 
-def _text_rows(source: pathlib.Path) -> Iterator[tuple[int, Row]]:
-    """Yields (line number, row) of JSON lines or a TSV; errors are those of `rows` and of decompressors."""
-    headings: list[str] | None = None
-    # Closes the file also if the caller stops early.
-    with contextlib.closing(_lines(source)) as lines:
-        for number, line in enumerate(lines, 1):
-            if number == 1:
-                try:
-                    json_text.refuse_foreign(line)
-                except Unusable as error:
-                    raise RetrievalError(f'{source}: {error}') from None
-            if not line.strip():
-                continue
-            try:
-                # Checked before decoding and parsing, which take several times the memory.
-                if len(line) > LONGEST_LINE:
-                    raise Unusable(f'longer than {LONGEST_LINE >> 20} MiB')
-                if suffix_of(source) != '.tsv':
-                    yield number, _json_row(line)
-                elif headings is None:
-                    headings = _headings(source, number, line)
-                else:
-                    cells = _cells(line)
-                    if len(cells) != len(headings):
-                        problem = f'{len(cells)} columns instead of {len(headings)}, as in line 1'
-                        raise Unusable(problem)
-                    yield number, dict(zip(headings, cells))
-            except Unusable as error:
-                yield number, error
+def _lines(source: pathlib.Path) -> Iterator[tuple[int, bytes | Unusable]]:
+    """Yields (number from 1, line) of a file but blank lines; an `Unusable` for one longer than `LONGEST_LINE`."""
+    openers: dict[str, Any] = {
+        '.gz': gzip.open,
+        '.bz2': bz2.open,
+        '.xz': lzma.open,
+        '.zst': _open_zstd,
+    }
+    opener = openers.get(source.suffix.lower(), open)
+    number = 0
+    with opener(source, 'rb') as stream:
+        while line := stream.readline(LONGEST_LINE + 1):
+            number += 1
+            # It is told before decoding and parsing, which take several times the memory.
+            is_long = len(line) > LONGEST_LINE
+            # The remainder of a line that was cut is skipped.
+            while len(line) > LONGEST_LINE and not line.endswith(b'\n'):
+                line = stream.readline(LONGEST_LINE + 1)
+            if is_long:
+                yield number, Unusable(f'longer than {LONGEST_LINE >> 20} MiB')
+            elif line.strip():
+                yield number, line
 
 
-def _json_row(line: bytes) -> dict[str, Any]:
+def _open_zstd(source: pathlib.Path, mode: str) -> io.BufferedReader:
+    # Imported here: an optional package that only this form and Parquet need.
+    import pyarrow
+
+    # It reads several frames, as parallel compressors write them, and refuses one without its end.
+    packed = pyarrow.CompressedInputStream(pyarrow.OSFile(str(source), mode), 'zstd')
+    return io.BufferedReader(packed, 1 << 20)
+
+
+def _json_row(line: bytes | Unusable) -> Row:
     """Returns the object of a line of JSON."""
-    value = json_text.parse(line)
-    if _SURROGATE.search(line):
-        # Neither a prompt nor a log could be written with half of a pair.
-        try:
+    try:
+        if isinstance(line, Unusable):
+            raise line
+        value = json_text.parse(line)
+        if isinstance(value, list):
+            fix = "jq -c . FILE, or jq -c '.[]' FILE for a list"
+            raise Unusable(f'a JSON list; write one object per line ({fix})')
+        if not isinstance(value, dict):
+            raise Unusable(f'a JSON {type_name(value)}, not an object')
+        if _SURROGATE.search(line):
+            # Neither a prompt nor a log could be written with half of a pair.
             json.dumps(value, ensure_ascii=False).encode()
-        except UnicodeEncodeError:
-            raise Unusable('it has an escape \\ud… without its other half') from None
-    if isinstance(value, list):
-        raise Unusable(f'a JSON list; {json_text.ONE_PER_LINE}')
-    if not isinstance(value, dict):
-        raise Unusable(f'a JSON {type_name(value)}, not an object')
+    except UnicodeEncodeError:
+        return Unusable('it has an escape \\ud… without its other half')
+    except Unusable as error:
+        return error
     return value
 
 
-def _cells(line: bytes) -> list[str]:
+def _tsv_rows(source: pathlib.Path) -> Iterator[tuple[int, Row]]:
+    """Yields the rows of a TSV: of lines, so that a quote without end takes no further ones."""
+    headings: list[str] | None = None
+    for number, line in _lines(source):
+        try:
+            cells = _cells(line)
+            if headings is None:
+                headings = cells
+                # Spreadsheets write empty columns behind the last one.
+                json_text.refuse_repeated([name for name in cells if name.strip()], 'column')
+                continue
+            if len(cells) != len(headings):
+                raise Unusable(f'{len(cells)} columns instead of {len(headings)}, as in line 1')
+            yield number, dict(zip(headings, cells))
+        except Unusable as error:
+            # Without headings no row can be read.
+            if number == 1:
+                raise RetrievalError(
+                    f'{source}:1: {error}; correct the names of the columns'
+                ) from None
+            yield number, error
+
+
+def _cells(line: bytes | Unusable) -> list[str]:
     """Returns the cells of a line of a TSV."""
+    if isinstance(line, Unusable):
+        raise line
+    text = json_text.decode(line).rstrip('\r\n')
     try:
-        # csv handles the doubled quotes inside of a cell.
-        return next(
-            csv.reader([json_text.decode(line).rstrip('\r\n')], delimiter='\t', strict=True)
-        )
-    except (csv.Error, StopIteration) as error:
-        reason = str(error)
-        if reason == 'unexpected end of data':
-            reason = 'a quote is not closed in its line; a cell has one line, with quotes doubled inside of quotes'
-        raise Unusable(f'not a row of a TSV ({reason})') from None
-
-
-def _headings(source: pathlib.Path, number: int, line: bytes) -> list[str]:
-    """Returns the names of the columns of a TSV; RetrievalError if no row could be read with them."""
-    try:
-        headings = _cells(line)
-        # Spreadsheets write empty columns behind the last one.
-        named = [heading for heading in headings if heading.strip()]
-        json_text.refuse_repeated(named, 'column')
-    except Unusable as error:
-        raise RetrievalError(
-            f'{source}:{number}: {error}; give every column a name of its own in the first line'
+        (cells,) = csv.reader([text], delimiter='\t', strict=True)
+    except csv.Error as error:
+        raise Unusable(
+            f'not a row of a TSV ({error}); a cell has one line, with quotes doubled inside of quotes'
         ) from None
-    return headings
+    return cells
 
 
 def _parquet_rows(source: pathlib.Path) -> Iterator[tuple[int, Row]]:
     """Yields (row number, row) of a Parquet file."""
-    try:
-        # Imported here: an optional package that only this form needs.
-        from pyarrow import ArrowException
-        from pyarrow.parquet import ParquetFile
-    except ImportError:
-        raise RetrievalError(
-            f'{source}: Parquet is read by the package pyarrow; pip install pyarrow, or write JSON lines'
-        ) from None
-    try:
-        number = 0
-        with source.open('rb') as stream, ParquetFile(stream) as file:
-            json_text.refuse_repeated(file.schema_arrow.names, 'column')
-            for batch in file.iter_batches(_BATCH_ROWS):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield number, row
-    except (ArrowException, ValueError) as error:
-        # pyarrow raises ValueError for a text that is no UTF-8, and for two fields of one name inside a column.
-        raise RetrievalError(
-            f'{source}: cannot be read as Parquet ({first_line(error)}); write it again without that, or write JSON '
-            'lines'
-        ) from None
+    import pyarrow.parquet
+
+    number = 0
+    with source.open('rb') as stream, pyarrow.parquet.ParquetFile(stream) as file:
+        json_text.refuse_repeated(file.schema_arrow.names, 'column')
+        for batch in file.iter_batches(_BATCH_ROWS):
+            for row in batch.to_pylist():
+                number += 1
+                yield number, row
 
 
 def shortest(value: float) -> float:
@@ -186,109 +211,20 @@ def shortest(value: float) -> float:
     return float(str(single)) if float(single) == value else value
 
 
-def _lines(source: pathlib.Path) -> Generator[bytes, None, None]:
-    """Yields the lines of a file, decompressed by its last suffix.
-
-    A line of more than `LONGEST_LINE` bytes is cut to `LONGEST_LINE` + 1 bytes, by which it is recognised as too long.
-    """
-    with contextlib.ExitStack() as stack:
-        stream: BinaryIO | Any = stack.enter_context(source.open('rb'))
-        opened = _decompressed(stream, source.suffix.lower())
-        if opened is not stream:
-            stream = stack.enter_context(opened)
-        line = stream.readline(LONGEST_LINE + 1)
-        while line:
-            yield line
-            # The remainder of a line that was cut is skipped.
-            while len(line) > LONGEST_LINE and not line.endswith(b'\n'):
-                line = stream.readline(LONGEST_LINE + 1)
-            line = stream.readline(LONGEST_LINE + 1)
-
-
-def _decompressed(stream: BinaryIO, suffix: str) -> Any:
-    """Returns a stream of the content of a file with this last suffix; the stream itself without compression."""
-    if suffix == '.gz':
-        return gzip.open(stream)
-    if suffix == '.bz2':
-        return bz2.open(stream)
-    if suffix == '.xz':
-        return lzma.open(stream)
-    if suffix == '.zst':
-        return io.BufferedReader(_Pieces(_zstd_pieces(stream)), 1 << 20)
-    return stream
-
-
-def _zstd_pieces(stream: BinaryIO) -> Iterator[bytes]:
-    """Yields the content of a zstd file; EOFError if its last frame has no end, which `stream_reader` reads over."""
-    # Of `zstd --long=31`, the most that it writes.
-    decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 31)
-    frame = decompressor.decompressobj()
-    is_begun = False
-    # Parallel compressors write several frames.
-    while packed := frame.unused_data or stream.read(_ZSTD_BYTES):
-        if frame.eof:
-            frame = decompressor.decompressobj()
-        is_begun = True
-        yield frame.decompress(packed)
-    if is_begun and not frame.eof:
-        raise EOFError('its last zstd frame has no end')
-
-
-class _Pieces(io.RawIOBase):
-    """A stream of bytes that come in pieces."""
-
-    def __init__(self, pieces: Iterator[bytes]):
-        self._pieces = pieces
-        self._rest = memoryview(b'')
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        # An empty piece does not end the stream.
-        while not self._rest:
-            piece = next(self._pieces, None)
-            if piece is None:
-                return 0
-            self._rest = memoryview(piece)
-        count = min(len(buffer), len(self._rest))
-        buffer[:count] = self._rest[:count]
-        self._rest = self._rest[count:]
-        return count
-
-
-# ---- passages --------------------------------------------------------------------------------------
-
-
-# Names that public corpora and search servers give the fields of a passage, in the order in which they are looked for.
-# `contents` has the wire form; the others are plain.
-FIELD_NAMES = {
-    # Of passages of MS MARCO v2, `docid` names the document.
-    'id': ('id', '_id', 'pid', 'docid', 'doc_id', 'passage_id'),
-    'text': ('contents', 'text', 'passage', 'content', 'body', 'page_content', 'snippet'),
-    'title': ('title',),
-}
-_WIRE = 'contents'
-_CONTRADICTORY = 'contradict each other; leave one of them out'
-# Names of fields that an error lists.
-_LISTED_FIELDS = 8
-
-
 def record_of(row: Mapping[str, Any], fields: Mapping[str, str]) -> Record:
-    """Returns the passage in a row of a corpus file.
+    """Returns the passage in a row of a corpus file, or in the reply of a search server.
 
-    The id is a text or whole number under `id`, `_id`, `pid`, `docid`, `doc_id` or `passage_id`. The text is under
-    `contents`, in wire form, or else under another name of `FIELD_NAMES`; `title` may be missing, or in an object
-    `metadata` as LangChain has it. A `document_name` separates documents of the same title. Of several names the first
-    in this order with a value is read. Other fields are ignored.
+    The id is a text or whole number under one of the names in `FIELD_NAMES`. The text is under `contents`, in wire
+    form, or else under another of these names; `title` may be missing, or in an object `metadata` as LangChain has it.
+    A `document_name` separates documents of the same title. Of several names the first with a value is read. Other
+    fields are ignored.
 
     Args:
       row: the fields by name.
       fields: names of the fields for any of 'id', 'text' and 'title', instead of those above.
 
     Raises:
-      Unusable: a field is missing or of another type; or two fields contradict each other, where neither contains the
-        other.
+      Unusable: a field is missing or of another type.
     """
     id_name = _name_of('id', row, fields)
     text_name = _name_of('text', row, fields)
@@ -299,14 +235,6 @@ def record_of(row: Mapping[str, Any], fields: Mapping[str, str]) -> Record:
         raise Unusable(
             f'"{id_name}" is a JSON {type_name(record_id)}; give a text or a whole number'
         )
-    other_id = row.get('_id')
-    # MongoDB writes an object.
-    if (
-        id_name == 'id'
-        and isinstance(other_id, str | int)
-        and str(other_id) not in (str(record_id), '')
-    ):
-        raise Unusable(f'"id" and "_id" {_CONTRADICTORY}')
     if row[text_name] is None:
         raise Unusable(f'"{text_name}" is null; give a text')
     text = _text_in(row, text_name)
@@ -320,9 +248,6 @@ def record_of(row: Mapping[str, Any], fields: Mapping[str, str]) -> Record:
     document = _text_in(row, 'document_name')
     if text_name == _WIRE:
         own_title, body = split(text)
-        _refuse_contradiction('title', title, own_title)
-        if 'text' in row:
-            _refuse_contradiction('text', _text_in(row, 'text'), body)
         if own_title or not title:
             return Record(str(record_id), text, document)
         # Some files repeat the title as a first line without quotes.
@@ -332,22 +257,10 @@ def record_of(row: Mapping[str, Any], fields: Mapping[str, str]) -> Record:
     return Record(str(record_id), contents(title, text) if has_title else text, document)
 
 
-def _refuse_contradiction(name: str, value: str, part: str) -> None:
-    """Raises Unusable if a field and the part of the contents that it stands for do not contain one another."""
-    # Nearly all are equal or empty.
-    if value in part:
-        return
-    words = ' '.join(value.casefold().split())
-    part_words = ' '.join(part.casefold().split())
-    if words not in part_words and part_words not in words:
-        raise Unusable(f'"{name}" and "{_WIRE}" {_CONTRADICTORY}')
-
-
 def title_like(row: Mapping[str, Any]) -> str:
     """Returns the name of a field of a row that may be a title under another name; '' without one."""
     for name, value in row.items():
-        lower_name = name.lower()
-        is_named_so = lower_name in ('title', 'headline') or lower_name.endswith('_title')
+        is_named_so = name.lower() in ('title', 'headline') or name.lower().endswith('_title')
         if is_named_so and isinstance(value, str) and value.strip():
             return name
     return ''

@@ -26,7 +26,6 @@ import contextlib
 import dataclasses
 import logging
 import pathlib
-import resource
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
@@ -38,10 +37,9 @@ from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from . import corpus, folder, json_text, loopback
-from .batching import MEANINGS, Batcher, Metrics, Refused
+from .batching import Batcher, Metrics, Refused
 from .batching import Limits as Limits
 from .command import Parser, number_type, one_line, show_messages
 from .corpus import DocumentPage, document_page
@@ -51,8 +49,6 @@ from .types import Index, RetrievalError
 _BACKLOG = 2_048
 # Seconds that requests have to finish after SIGTERM.
 _SHUTDOWN_SECONDS = 60
-# File descriptors that are left to the index and to the log.
-_RESERVED_FILES = 64
 # Status of a request whose client has left (nginx's); only the metrics see it.
 _CLIENT_LEFT = 499
 # A request that may be refused before its body was read to the end; the connection is then closed.
@@ -77,8 +73,6 @@ class App:
         self.metrics = Metrics()
         self._index: Index | None = None
         self._fingerprint = ''
-        # Number of references of /open requests that are being answered.
-        self._opening = 0
         # The exception of `load`, or of the task that answers queries, which ended the server; `serve` raises it.
         self.failure: BaseException | None = None
         # Whether it listens on the loopback interface alone; set by `serve`.
@@ -232,22 +226,9 @@ class App:
             requested = zip(references, pages, strict=True)
             return [document_page(index.corpus, text, page, words) for text, page in requested]
 
-        # References have a counter of their own, with the same limit as waiting queries.
-        if self._opening + len(references) > self.limits.waiting:
-            raise Refused(
-                503, f'{self._opening} references wait already; try again later', retry_after=1
-            )
-        self._opening += len(references)
-
-        def finish(_) -> None:
-            self._opening -= len(references)
-
         # Reading from disk runs in a thread, so that it does not block the other requests.
-        reading = asyncio.ensure_future(asyncio.to_thread(open_pages))
-        reading.add_done_callback(finish)
         try:
-            # A thread reads on when its request is cancelled, and its references count until then.
-            opened = await asyncio.shield(reading)
+            opened = await asyncio.to_thread(open_pages)
         except RetrievalError as error:
             raise Refused(400, str(error)) from error
         except Exception as error:
@@ -282,36 +263,88 @@ async def _while_connected(request: Request, answering: Coroutine[Any, Any, list
         left.cancel()
 
 
+def _json_object(body: bytes, key: str) -> dict[str, Any]:
+    """Returns the JSON object of a body; errors name the key that it must have."""
+    try:
+        return json_text.parse_object(body)
+    except json_text.Unusable as error:
+        raise Refused(400, f'the body is no JSON object with "{key}": {error}') from error
+
+
+def _texts(fields: dict[str, Any], key: str, noun: str, limits: Limits) -> list[str]:
+    """Returns the list of texts under a key of the body; `noun` names one text in errors. Raises Refused."""
+    texts = fields.get(key)
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise Refused(400, f'"{key}" is not a list of strings')
+    # 413 tells a client to send smaller requests.
+    if len(texts) > limits.queries:
+        raise Refused(413, f'{len(texts)} {key}; at most {limits.queries} at a time')
+    for row, text in enumerate(texts):
+        if len(text) > limits.query_characters:
+            raise Refused(400, f'{noun} {row} is longer than {limits.query_characters} characters')
+        # JSON can contain lone surrogates, but encoders cannot convert them to UTF-8.
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise Refused(400, f'{noun} {row} has a lone surrogate (half a character)') from None
+    return texts
+
+
+def _number(fields: dict[str, Any], key: str, default: int, maximum: int) -> int:
+    """Returns the whole number from 1 to `maximum` under a key of the body; `default` if it is absent or null.
+
+    Raises:
+      Refused: the value is something else, or the default exceeds the maximum.
+    """
+    number = fields.get(key)
+    if number is None:
+        number = default
+    if not _is_number(number) or number > maximum:
+        raise Refused(400, f'"{key}" must be a whole number from 1 to {maximum}')
+    return number
+
+
+def _page_numbers(fields: dict[str, Any], count: int) -> list[int]:
+    """Returns the page number of each of `count` references of an /open body; raises Refused."""
+    pages = fields.get('page')
+    if pages is None:
+        # Most requests open the first page.
+        return [1] * count
+    is_list = isinstance(pages, list) and len(pages) == count
+    if not is_list or not all(map(_is_number, pages)):
+        raise Refused(400, f'"page" must be a list of {count} whole numbers from 1')
+    return pages
+
+
+def _is_number(value: Any) -> bool:
+    """Returns whether a JSON value is a whole number from 1; `true` is not one, although bool is a subclass of int."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
 def uvicorn_server(app: App, **options: Any) -> uvicorn.Server:
     """Returns the HTTP server of an application; `options` are further settings of `uvicorn.Config`."""
-    # Beyond the limit of the system no connection could be accepted, not even to refuse it.
-    most_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most_connections = min(app.limits.connections, max(1, most_files - _RESERVED_FILES))
-    settings = {'timeout_graceful_shutdown': _SHUTDOWN_SECONDS} | options
-    config = uvicorn.Config(
-        app.asgi,
-        http=bounded_protocol(most_connections, app.limits.head_seconds),
-        log_level='warning',
-        access_log=False,
-        **settings,
-    )
-    return uvicorn.Server(config)
+    settings: dict[str, Any] = {
+        'limit_concurrency': app.limits.connections,
+        'timeout_graceful_shutdown': _SHUTDOWN_SECONDS,
+        'log_level': 'warning',
+        'access_log': False,
+    }
+    return uvicorn.Server(uvicorn.Config(app.asgi, **(settings | options)))
 
 
-def serve(load: Callable[[], tuple[Index, str]], host: str, port: int, limits: Limits) -> None:
+def serve(load: Callable[[], tuple[Index, str]], host: str, port: int) -> None:
     """Serves until SIGINT or SIGTERM, then finishes the requests it has accepted.
 
     Args:
       load: returns (index, its fingerprint).
       host: address to listen on.
       port: 0 chooses a free one, which is logged.
-      limits: limits of requests.
 
     Raises:
       RetrievalError: the port cannot be listened on.
       Exception: whatever `load` raised.
     """
-    app = App(load, limits)
+    app = App(load, Limits())
     # Only IPv6 addresses contain colons.
     family = socket.AF_INET6 if ':' in host else socket.AF_INET
     listener = socket.socket(family)
@@ -356,20 +389,6 @@ def _parser() -> argparse.ArgumentParser:
         default=8000,
         help='0: any free one, named in the log',
     )
-    # One option per limit.
-    for field in dataclasses.fields(Limits):
-        option = f'--max-{field.name.replace("_", "-")}'
-        if field.name == 'default_k':
-            option = '--default-k'
-        description = f'{MEANINGS[field.name]} ({field.default})'
-        # With a limit of 0 the server would refuse everything.
-        add(
-            option,
-            type=number_type(int, 1),
-            default=field.default,
-            dest=field.name,
-            help=description,
-        )
     return parser
 
 
@@ -377,9 +396,6 @@ def _run(args: argparse.Namespace) -> None:
     """Serves the index that the arguments name, until a signal."""
     # Before the port is opened.
     folder.check_encoder_flag(args.index, args.encoder)
-    limits = Limits(
-        **{field.name: getattr(args, field.name) for field in dataclasses.fields(Limits)}
-    )
 
     def load() -> tuple[Index, str]:
         index = folder.open_index(args.index, encoder_folder=args.encoder)
@@ -387,148 +403,7 @@ def _run(args: argparse.Namespace) -> None:
         index.search(['ready'], 1)
         return index, folder.fingerprint(args.index)
 
-    serve(load, args.host, args.port, limits)
-
-
-# ---- bodies of requests ----------------------------------------------------------------------------
-#
-# An invalid one raises `Refused` with status 400 or 413.
-
-
-# Characters of a wrong value that an error quotes.
-_QUOTED_CHARACTERS = 20
-
-
-def _page_numbers(fields: dict[str, Any], count: int) -> list[int]:
-    """Returns the page number of each of `count` references of an /open body; raises Refused."""
-    # Most requests open the first page.
-    pages = fields.get('page')
-    if pages is None:
-        pages = [1] * count
-    if not isinstance(pages, list) or not all(_is_whole(page) for page in pages):
-        raise Refused(400, '"page" is not a list of whole numbers')
-    if len(pages) != count:
-        raise Refused(400, f'"page" has {len(pages)} numbers for {count} references')
-    for row, page in enumerate(pages):
-        if page < 1:
-            raise Refused(400, f'page {row} is {_quoted(page)}; pages count from 1')
-    return pages
-
-
-def _json_object(body: bytes, key: str) -> dict[str, Any]:
-    """Returns the JSON object of a body; errors name the key that it must have."""
-    try:
-        return json_text.parse_object(body)
-    except json_text.Unusable as error:
-        raise Refused(400, f'the body is no JSON object with "{key}": {error}') from error
-
-
-def _texts(fields: dict[str, Any], key: str, noun: str, limits: Limits) -> list[str]:
-    """Returns the list of texts under a key of the body; `noun` names one text in errors. Raises Refused."""
-    texts = fields.get(key)
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise Refused(400, f'"{key}" is not a list of strings')
-    # 413 tells a client to send smaller requests.
-    if len(texts) > limits.queries:
-        raise Refused(413, f'{len(texts)} {key}; at most {limits.queries} at a time')
-    for row, text in enumerate(texts):
-        if len(text) > limits.query_characters:
-            raise Refused(400, f'{noun} {row} is longer than {limits.query_characters} characters')
-        # JSON can contain lone surrogates, but encoders cannot convert them to UTF-8.
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise Refused(400, f'{noun} {row} has a lone surrogate (half a character)') from None
-    return texts
-
-
-def _number(fields: dict[str, Any], key: str, default: int, maximum: int) -> int:
-    """Returns the whole number from 1 to `maximum` under a key of the body; `default` if it is absent or null.
-
-    Raises:
-      Refused: the value is something else, or the default exceeds the maximum.
-    """
-    number = fields.get(key)
-    if number is None:
-        number = default
-    if not _is_whole(number) or not 1 <= number <= maximum:
-        raise Refused(
-            400, f'"{key}" is {_quoted(number)}; it must be a whole number from 1 to {maximum}'
-        )
-    return number
-
-
-def _is_whole(value: Any) -> bool:
-    """Returns whether a JSON value is a whole number; `true` is not one, although bool is a subclass of int."""
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _quoted(value: Any) -> str:
-    """Returns the beginning of a wrong value, in ASCII; of a list or an object the type."""
-    if isinstance(value, list | dict):
-        return f'of type {type(value).__name__}'
-    # A number can have thousands of digits, and a text half of a surrogate pair, which no reply can hold.
-    return ascii(value)[:_QUOTED_CHARACTERS]
-
-
-# ---- connections -----------------------------------------------------------------------------------
-#
-# uvicorn's HTTP protocol with two bounds more: a deadline for the head of a request, and a limit of connections.
-
-
-def bounded_protocol(most_connections: int, head_seconds: float) -> type[H11Protocol]:
-    """Returns the protocol class for `uvicorn.Config(http=…)`.
-
-    Args:
-      most_connections: further connections are closed at once.
-      head_seconds: time for the whole head of a request, from the connection or from the end of the last reply;
-        uvicorn's own limit ends with the first byte.
-    """
-
-    class BoundedProtocol(H11Protocol):
-        _deadline: asyncio.TimerHandle | None = None
-
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            # Refused here and not with status 503: a client that never sends a request would never read it.
-            if len(self.connections) > most_connections:
-                transport.abort()
-                return
-            self._set_deadline()
-
-        def _set_deadline(self) -> None:
-            self._clear_deadline()
-            self._unsent = self.transport.get_write_buffer_size()
-            self._deadline = self.loop.call_later(head_seconds, self._expire)
-
-        def _expire(self) -> None:
-            # While the last reply is still being sent, and its client reads on, the time for a head has not begun.
-            if 0 < self.transport.get_write_buffer_size() < self._unsent:
-                self._set_deadline()
-            else:
-                self.transport.abort()
-
-        def _clear_deadline(self) -> None:
-            if self._deadline is not None:
-                self._deadline.cancel()
-                self._deadline = None
-
-        def handle_events(self) -> None:
-            super().handle_events()
-            # From here on the application has deadlines of its own.
-            if self.cycle is not None and not self.cycle.response_complete:
-                self._clear_deadline()
-
-        def on_response_complete(self) -> None:
-            # Before the call, which may begin the next request of the connection.
-            self._set_deadline()
-            super().on_response_complete()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._clear_deadline()
-            super().connection_lost(exc)
-
-    return BoundedProtocol
+    serve(load, args.host, args.port)
 
 
 if __name__ == '__main__':

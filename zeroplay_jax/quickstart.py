@@ -27,7 +27,7 @@ from zeroplay_jax.configuration.fields import config as packaged_config
 from zeroplay_jax.data import files
 from zeroplay_jax.extras import load_extra
 from zeroplay_jax.mini.question_form import BLANK
-from zeroplay_jax.retrieval import cleaning, downloads, json_text, progress
+from zeroplay_jax.retrieval import downloads, json_text, progress
 from zeroplay_jax.retrieval.command import (
     RESUMABLE,
     Parser,
@@ -35,8 +35,8 @@ from zeroplay_jax.retrieval.command import (
     path_or_packaged,
     similar_path,
 )
+from zeroplay_jax.retrieval.corpus import files_of, read
 from zeroplay_jax.retrieval.rows import COMPRESSED
-from zeroplay_jax.retrieval.sources import files_of, read, text_name
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime import signals
 from zeroplay_jax.runtime.disk import write_text
@@ -187,6 +187,7 @@ def _fingerprint(source: pathlib.Path) -> str:
         )
     # The contents are hashed, not the times, so that a copied or unpacked corpus has the same hash.
     digest = hashlib.blake2b(digest_size=16)
+    text_name = load_extra('inputs', 'texts').text_name
     with progress.clock('checksum of the corpus'):
         for path in files_of(source):
             # A file that cannot be read is left out of the corpus as well.
@@ -257,6 +258,7 @@ def _make_corpus(args: argparse.Namespace, origin: Json) -> None:
     args.workdir.mkdir(parents=True, exist_ok=True)
     # Written first: `_check_origin` refuses a workdir with files but without it, so a repetition needs it.
     write_text(args.workdir / 'origin.json', json.dumps(origin, indent=1) + '\n')
+    cleaning = load_extra('inputs', 'cleaning')
     inventory = cleaning.write_clean(args.corpus, out, _PASSAGE_WORDS)
     total = inventory.usable + inventory.unusable
     english = f'{inventory.usable} of {total} {inventory.unit} are English text'

@@ -10,7 +10,7 @@ from example_texts import example_passages
 from refused_calls import check_table
 
 from zeroplay_jax.extras.inputs import cloze
-from zeroplay_jax.retrieval.texts import split_text
+from zeroplay_jax.extras.inputs.sentences import split_text
 
 SHARED = pathlib.Path(__file__).parents[3] / 'shared' / 'data' / 'corpus.jsonl'
 

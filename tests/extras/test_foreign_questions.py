@@ -85,7 +85,7 @@ def test_questions_in_parquet(tmp_path, user_meets):
         ('Which river?', ('Gumu',), 0),
     ]
     renamed = path.rename(tmp_path / 'q.jsonl')
-    with user_meets(r'q.jsonl: it is Parquet; convert or unpack it'):
+    with user_meets(r'q.jsonl, line 1: .*not JSON'):
         files.questions(str(renamed))
 
 

@@ -50,12 +50,6 @@ def test_json_lines_plain_and_packed(tmp_path):
     assert reports[0]['sha256'] == reports[1]['sha256']
 
 
-def test_a_window_of_two_gigabytes_is_read(tmp_path):
-    parameters = zstandard.ZstdCompressionParameters(window_log=31, write_content_size=False)
-    packer = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
-    written(tmp_path / 'c.jsonl.zst', packer.compress(lines()) + packer.flush(), tmp_path)
-
-
 def test_wikipedia_tsv(tmp_path):
     rows = b'id\ttext\ttitle\n1\t"Aaron is ""a prophet""."\tAaron\n2\tplain\tB\n'
     about, stored = written(tmp_path / 'psgs_w100.tsv.gz', gzip.compress(rows), tmp_path)

@@ -85,7 +85,7 @@ def test_a_health_page_that_is_compressed_is_named(fake, user_meets):
 UNREADABLE = {
     'a text under another name': (
         {'result': [[{'document': {'id': '7', 'title': 'T', 'passage_text': 'x'}}]]},
-        '"document" has no "contents".*passage_text',
+        'no text: none of contents.*passage_text',
     ),
     'fewer results than queries': ({'result': []}, '0 results for 1 queries'),
 }

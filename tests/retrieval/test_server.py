@@ -141,35 +141,14 @@ def test_a_server_of_the_network_has_any_name(index):
         )
 
 
-def test_references_count_until_their_thread_has_read_them(index, monkeypatch):
-    """Also if their request is cancelled, or the index fails."""
-    started, may_end = threading.Event(), threading.Event()
-
-    def read_slowly(*_):
-        started.set()
-        may_end.wait(20)
+def test_a_page_that_cannot_be_read_fails_its_request_alone(index, monkeypatch):
+    def broken(*_):
         raise OSError('the disk is gone')
 
-    monkeypatch.setattr(server, 'document_page', read_slowly)
+    monkeypatch.setattr(server, 'document_page', broken)
     app = server.App(lambda: (index, 'x'), server.Limits())
-    body = json.dumps({'references': ['a', 'b']}).encode()
-
-    async def cancel():
-        request = asyncio.ensure_future(app._open(index, body))
-        await asyncio.to_thread(started.wait, 20)
-        request.cancel()
-        await asyncio.wait([request])
-        assert request.cancelled() and app._opening == 2
-        may_end.set()
-        with pytest.raises(server.Refused, match='the index failed'):
-            await app._open(index, body)
-        for _ in range(1_000):
-            if not app._opening:
-                break
-            await asyncio.sleep(0.01)
-        assert app._opening == 0
-
-    asyncio.run(cancel())
+    with pytest.raises(server.Refused, match='the index failed'):
+        asyncio.run(app._open(index, json.dumps({'references': ['a']}).encode()))
 
 
 def test_what_waits_goes_into_one_call_and_overload_is_refused(index):
@@ -245,13 +224,13 @@ def test_an_index_that_cannot_be_opened_ends_the_server():
         raise RetrievalError('no index')
 
     with refused('no index'):
-        server.serve(load, '127.0.0.1', 0, server.Limits())
+        server.serve(load, '127.0.0.1', 0)
 
 
 def test_a_port_in_use_is_named(url, index):
     port = int(url.rpartition(':')[2])
     with refused('cannot listen there'):
-        server.serve(lambda: (index, 'x'), '127.0.0.1', port, server.Limits())
+        server.serve(lambda: (index, 'x'), '127.0.0.1', port)
 
 
 @pytest.fixture

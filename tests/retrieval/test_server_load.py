@@ -87,9 +87,10 @@ def test_a_small_request_does_not_wait_for_the_whole_of_a_large_one(paced):
         assert second.result() == (200, [['7'], ['8']])
         assert len(third.result()[1][0]) == 2 and not first.done()
         assert first.result() == (200, [[str(i % 20)] for i in range(80)])
-    # The first call had begun; the small request was in the next one, its other queries are those of the large.
-    assert {'Name7', 'Name8'} < set(paced.calls[1]) and len(paced.calls[1]) == 8
-    assert ['Name9'] in paced.calls[2:4]
+    # The first call had begun; the small requests were in the next two, with other queries of the large one.
+    assert ['Name9'] in paced.calls[1:3]
+    (call_of_two,) = [call for call in paced.calls[1:3] if 'Name7' in call]
+    assert 'Name8' in call_of_two and len(call_of_two) == 8
 
 
 def test_old_requests_end_early_under_overload(paced):
@@ -167,18 +168,12 @@ def is_closed(client, seconds):
     return True
 
 
-SLOW = {
-    'nothing': b'',
-    'half a head': b'POST /retrieve HTTP/1.1\r\nHost: localhost\r\n',
-    'half a body': b'POST /retrieve HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{"queries"',
-    'half a second request': b'GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /hea',
-}
+HALF_A_BODY = b'POST /retrieve HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{"queries"'
 
 
-@pytest.mark.parametrize('sent', SLOW)
-def test_a_slow_client_is_closed(paced, sent):
-    with paced_server(paced, head_seconds=1, body_seconds=1) as url:
-        client = connect(url, SLOW[sent])
+def test_a_client_that_is_slow_to_send_its_body_is_closed(paced):
+    with paced_server(paced, body_seconds=1) as url:
+        client = connect(url, HALF_A_BODY)
         assert not is_closed(client, 0.4)
         assert is_closed(client, 3)
 
@@ -200,47 +195,23 @@ def test_a_body_that_is_too_long_is_read_before_it_is_refused(paced):
 HEAD = b'POST /retrieve HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000000\r\n\r\n'
 
 
-@pytest.mark.parametrize(
-    ('head', 'part', 'pause', 'limit'),
-    [(HEAD, b'x' * 1_000, 0.005, 5), (b'GET /health HTTP/1.1\r\nX: ', b'x', 0.05, 2)],
-    ids=['an endless body', 'a head drop by drop'],
-)
-def test_what_comes_without_an_end_is_not_read_to_its_end(paced, head, part, pause, limit):
-    with paced_server(paced, body_bytes=1_000, head_seconds=1) as url:
-        client = connect(url, head)
+def test_a_body_without_an_end_is_not_read_to_its_end(paced):
+    with paced_server(paced, body_bytes=1_000) as url:
+        client = connect(url, HEAD)
         started = time.monotonic()
         with pytest.raises(OSError):
-            while time.monotonic() - started < limit:
-                client.sendall(part)
-                time.sleep(pause)
-        assert time.monotonic() - started < limit
+            while time.monotonic() - started < 5:
+                client.sendall(b'x' * 1_000)
+                time.sleep(0.005)
+        assert time.monotonic() - started < 5
 
 
 def test_a_request_that_takes_longer_than_the_deadlines_is_answered(paced):
     with (
-        paced_server(paced, head_seconds=1, body_seconds=1) as url,
+        paced_server(paced, body_seconds=1) as url,
         concurrent.futures.ThreadPoolExecutor(1) as pool,
     ):
         job = pool.submit(ask, url, 'Name2')
         time.sleep(1.4)
         paced.gate.set()
         assert job.result()[0] == 200
-
-
-def test_slow_connections_beyond_the_limit_leave_the_server_answering(paced):
-    with paced_server(paced, connections=20, head_seconds=1) as url:
-        clients = [connect(url) for _ in range(60)]
-        started = time.monotonic()
-        closed = sum(is_closed(client, 0.01) for client in clients)
-        assert closed >= 40
-
-        def answers():
-            try:
-                return call(f'{url}/health', timeout=2)[0] == 200
-            except OSError:
-                return False
-
-        wait_for(answers)
-        assert time.monotonic() - started < 5
-        for client in clients:
-            client.close()

@@ -24,8 +24,8 @@ from tools.checkpoints import base_model, english_demos, supervised, tokenizer
 from tools.checkpoints.english_demos import EnglishSetting
 from tools.checkpoints.english_texts import Texts
 from tools.checkpoints.stages import Stage
+from zeroplay_jax.extras.inputs.sentences import split_text
 from zeroplay_jax.policy import transformer
-from zeroplay_jax.retrieval.texts import split_text
 from zeroplay_jax.retrieval.types import split as split_contents
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.runtime.disk import write_text

@@ -12,9 +12,7 @@ from typing import Any
 from zeroplay_jax.objectives.answers import normalize_answer
 from zeroplay_jax.retrieval import json_text
 from zeroplay_jax.retrieval.json_text import type_name
-from zeroplay_jax.retrieval.rows import shortest
-from zeroplay_jax.retrieval.sources import MISSING
-from zeroplay_jax.retrieval.texts import DAMAGE
+from zeroplay_jax.retrieval.rows import DAMAGE, MISSING, shortest
 from zeroplay_jax.types import Json
 
 ANSWER_FIELDS = (

@@ -27,9 +27,9 @@ from zeroplay_jax.data.answer_fields import (
 from zeroplay_jax.objectives.registry import did_you_mean
 from zeroplay_jax.retrieval import downloads
 from zeroplay_jax.retrieval.command import similar_path
+from zeroplay_jax.retrieval.corpus import warn_once
 from zeroplay_jax.retrieval.json_text import Unusable, type_name
 from zeroplay_jax.retrieval.rows import Row, listed_fields, rows, suffix_of
-from zeroplay_jax.retrieval.sources import warn_once
 from zeroplay_jax.retrieval.types import RetrievalError, short
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.runtime.disk import write_text
@@ -54,8 +54,6 @@ WRITTEN = {'browsecomp-plus': 'data/browsecomp_plus_decrypted.jsonl'}
 PROVENANCE = ('source', 'line', 'document_id')
 # Characters of a wrong value that an error quotes.
 _QUOTED_CHARACTERS = 60
-# Unusable lines that an error names.
-_SHOWN_LINES = 3
 # Fields that a policy is asked.
 _ASKED = ('question', 'task')
 # Required field → its name in sets that lack it (BrowseComp-Plus).
@@ -103,15 +101,13 @@ def numbered_lines(path: str, *required: str, answered: bool = True) -> Iterator
         with a warning that counts them.
 
     Raises:
-      UserError: the file does not exist or has no line; its first lines are unusable; or, behind the last one, some
-        are: the message has their count and the numbers of the first ones.
+      UserError: the file does not exist, has no line, or an unusable one.
     """
     count = 0
     unanswerable = 0
-    unusable = 0
+    requirement = _requirement(required, answered)
     # All of its cells are texts.
     is_table = suffix_of(pathlib.Path(path)) == '.tsv'
-    first: list[tuple[int, str]] = []
     try:
         for number, row in rows(pathlib.Path(path)):
             try:
@@ -131,26 +127,11 @@ def numbered_lines(path: str, *required: str, answered: bool = True) -> Iterator
                         'repair them'
                     )
             except ValueError as error:
-                unusable += 1
-                if unusable <= _SHOWN_LINES:
-                    first.append((number, str(error)))
-                # A file of another kind is not read to its end.
-                if not count and unusable == _SHOWN_LINES:
-                    break
-                continue
+                raise UserError(f'{path}, line {number}: {requirement} ({error})') from None
             count += 1
             yield number, record
     except RetrievalError as error:
         raise UserError(str(error)) from None
-    requirement = _requirement(required, answered)
-    if unusable == 1:
-        ((number, problem),) = first
-        raise UserError(f'{path}, line {number}: {requirement} ({problem})')
-    if unusable:
-        lines = [f'line {number}: {problem}' for number, problem in first]
-        lines += ['…'] * (unusable > len(first))
-        which = f'{unusable} lines' if count else 'its first lines'
-        raise UserError(f'{path}: {which} are unusable: {"; ".join(lines)}; {requirement}')
     if not count:
         holds = 'holds no line'
         if unanswerable:

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from zeroplay_jax.data import files
 from zeroplay_jax.extras.inputs import builders, cloze_files
-from zeroplay_jax.retrieval import cleaning, progress, rows
+from zeroplay_jax.retrieval import progress, rows
 from zeroplay_jax.retrieval.command import (
     FIELDS_HELP,
     Parser,
@@ -319,7 +319,6 @@ def build(args: argparse.Namespace) -> builders.BuiltFile:
         sets = [_answer_lines(path) for path in args.sets]
         return builders.answers_of_sets(sets, args.count, args.seed, args.most_words, args.mix)
     source = str(args.corpus)
-    cleaning.warn_of_other_files(args.corpus)
     passages = _with_progress(read(args.corpus, fields=args.fields), source, 'passages')
     if args.kind == 'answers':
         return builders.answers_of_corpus(passages, source, args.count, args.seed, args.most_words)
@@ -409,7 +408,6 @@ def _run(args: argparse.Namespace) -> None:
         print(_report(args, built))
         return
     source = str(args.corpus)
-    cleaning.warn_of_other_files(args.corpus)
 
     def passages() -> Iterator[tuple[int, Record]]:
         return _with_progress(

@@ -11,15 +11,15 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from zeroplay_jax.mini.question_form import BLANK as BLANK
-from zeroplay_jax.retrieval.corpus import Record, split
-from zeroplay_jax.retrieval.texts import (
+from zeroplay_jax.extras.inputs.sentences import (
     ends_sentence,
     problem_of,
     split_paragraphs,
     split_sentences,
     without_list_mark,
 )
+from zeroplay_jax.mini.question_form import BLANK as BLANK
+from zeroplay_jax.retrieval.corpus import Record, split
 
 # Fewest and most words of a sentence: shorter ones have too few words to search for, longer ones would fill the prompt.
 SENTENCE_WORDS = (8, 30)

@@ -8,7 +8,8 @@ import time
 import pytest
 from refused_calls import check_table
 
-from zeroplay_jax.retrieval import build, corpus, folder, sources, texts
+from zeroplay_jax.extras.inputs import sentences
+from zeroplay_jax.retrieval import build, corpus, folder
 from zeroplay_jax.retrieval.corpus import document_page
 
 WORDS = ('# Lomi was born in 1903. Dr. "Why?" 漢字。 - U.S. A. \x00 ' + 'ß' * 90).split()
@@ -29,22 +30,25 @@ def hostile_text(seed):
 @pytest.mark.parametrize('seed', range(30))
 def test_passages_have_all_words_in_order_and_none_is_too_long(seed, max_words):
     text = hostile_text(seed)
-    passages = texts.split_text(text, max_words)
+    passages = sentences.split_text(text, max_words)
     assert ' '.join(passages).split() == text.split()
     assert all(0 < len(passage.split()) <= max_words for passage in passages)
-    assert texts.split_text(text, max_words) == passages
+    assert sentences.split_text(text, max_words) == passages
 
 
 def test_a_long_text_of_initials_or_without_blanks_takes_little_time():
     started = time.monotonic()
     for part in ('A. ' * 100_000, 'x' * 1_000_000, 'word ' * 300_000, '.' * 300_000):
-        texts.split_text(part, 80)
+        sentences.split_text(part, 80)
     assert time.monotonic() - started < 20
 
 
 def test_texts_are_cut_as_the_table_says(tmp_path):
     """What is a text, sentences, paragraphs, passages, and words that a line divides."""
-    names = vars(texts) | {'sentence': SENTENCE, 'words': [f'w{number}' for number in range(205)]}
+    names = vars(sentences) | {
+        'sentence': SENTENCE,
+        'words': [f'w{number}' for number in range(205)],
+    }
     check_table(pathlib.Path(__file__).parent / 'texts.txt', names, tmp_path)
 
 
@@ -60,9 +64,9 @@ def test_only_long_passages_of_a_file_are_cut(tmp_path):
     short = '"Gumu"\n' + ' '.join(['word'] * 120)
     passages = [('a', short), ('b', f'"Lomi"\n{LONG}'), ('c', '"T"\n')]
     source = lines_file(tmp_path / 'c.jsonl', *passages)
-    whole = [record for _, record in sources.read(source)]
+    whole = [record for _, record in corpus.read(source)]
     assert [(record.id, record.contents) for record in whole] == passages
-    first, *parts, last = [record for _, record in sources.read(source, passage_words=80)]
+    first, *parts, last = [record for _, record in corpus.read(source, passage_words=80)]
     assert (first, last) == (whole[0], whole[2])
     assert [part.id for part in parts] == [f'b#{number}' for number in range(len(parts))]
     titles, texts = zip(*(corpus.split(part.contents) for part in parts))
@@ -87,8 +91,8 @@ def test_texts_get_the_title_of_their_first_line_or_of_their_file(tmp_path):
     contents = {'a.md': f'# Lomi\n\n{LONG}', 'b.txt': LONG, 'c.txt': '', 'd.txt': 'Only one line.'}
     for name, text in contents.items():
         (tmp_path / name).write_text(text)
-    skipped = sources.BadLines(tmp_path, strict=False)
-    records = [record for _, record in sources.read(tmp_path, skipped, passage_words=80)]
+    skipped = corpus.BadLines(tmp_path, strict=False)
+    records = [record for _, record in corpus.read(tmp_path, skipped, passage_words=80)]
     texts = {}
     for record in records:
         title, text = corpus.split(record.contents)
@@ -104,7 +108,7 @@ def test_a_long_first_line_is_no_title(passage_words, end, tmp_path, user_reads)
     # Chinese has no blanks between words, so that the line counts as one word.
     for line in (LONG.replace('\n', ' '), '山' * 201):
         (tmp_path / 'a.txt').write_text(f'{line}\n{end}')
-        (_, record), *_ = sources.read(tmp_path, passage_words=passage_words)
+        (_, record), *_ = corpus.read(tmp_path, passage_words=passage_words)
         title, text = corpus.split(record.contents)
         assert title == 'a' and line.startswith(text.split()[0])
     user_reads(f'right: {record.contents[:20]!r}')

@@ -8,8 +8,9 @@ import re
 import pytest
 from refused_calls import check_table
 
-from zeroplay_jax.retrieval import cleaning, corpus, sources
-from zeroplay_jax.retrieval.texts import problem_of
+from zeroplay_jax.extras.inputs import cleaning, titles
+from zeroplay_jax.extras.inputs.sentences import problem_of
+from zeroplay_jax.retrieval import corpus
 from zeroplay_jax.retrieval.types import RetrievalError
 
 ENGLISH = 'The town of Lomi lies on the river Gumu and was founded by monks in the year 1203. It has a bridge.'
@@ -119,14 +120,14 @@ def test_marks_without_end_are_read_once(user_reads, kind):
         before, mark, behind = mark
     for beginning in (before, ''):
         whole_text = f'{beginning}{mark * (2_000_000 // len(mark))}{behind}\n{ENGLISH}'
-        title, text = sources.split_title(whole_text, 'a.md')
+        title, text = titles.split_title(whole_text, 'a.md')
         assert text.endswith(ENGLISH)
     user_reads('right: two million characters are read')
 
 
 def test_titles_with_brackets_and_parentheses_are_plain():
     heading = '# [Lomi](https://en.example/Lomi_(town)) and [![logo](b.svg)](c) a_b_ *c*'
-    title, _ = sources.split_title(f'{heading}\n{ENGLISH}', 'a.md')
+    title, _ = titles.split_title(f'{heading}\n{ENGLISH}', 'a.md')
     assert title == 'Lomi and a_b c'
 
 

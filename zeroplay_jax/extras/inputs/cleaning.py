@@ -3,112 +3,31 @@
 from __future__ import annotations
 
 import array
-import collections
-import dataclasses
 import hashlib
 import json
-import logging
 import os
 import pathlib
+import re
 from collections.abc import Iterator
 
 import numpy as np
 
-from . import progress
-from .command import similar_path
-from .json_text import Unusable
-from .rows import COMPRESSED
-from .sources import (
-    BadLines,
+from zeroplay_jax.extras.inputs.sentences import problem_of, split_text
+from zeroplay_jax.extras.inputs.texts import (
     FileTitles,
-    conversion,
+    Inventory,
+    count_other_files,
     files_of,
-    holds_texts,
-    read,
+    read_text,
+    split_record,
     text_name,
-    visible_files,
-    without_front_matter,
 )
-from .texts import problem_of, read_text, split_record, split_text
-from .types import Record, RetrievalError, contents, short, split
-
-# Files that are named in the description of those left out.
-_NAMED_FILES = 5
-# Suffixes that are named one by one in an error; a folder can hold hundreds.
-_NAMED_SUFFIXES = 4
-
-
-@dataclasses.dataclass
-class Inventory:
-    """Counts the units of a source: the files of a folder of texts, or the passages of a corpus file before any cut.
-
-    Attributes:
-      unit: 'files' or 'passages'.
-      usable: number of units that are English prose.
-      problems: reason → number of units that are not. Files of other formats and bad lines of a corpus file are among
-        them. Passages of a corpus file are counted here even where they are kept (see `write_clean`).
-      passages: number of passages that were written.
-      first_names: of a folder, the names of the first unusable files, in the order of all names.
-    """
-
-    unit: str
-    usable: int = 0
-    problems: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
-    passages: int = 0
-    first_names: list[str] = dataclasses.field(default_factory=list)
-
-    def add(self, problem: str | None, name: str = '') -> None:
-        """Counts one unit; `problem` is None for a usable one, `name` that of a file."""
-        if problem is None:
-            self.usable += 1
-            return
-        self.problems[problem] += 1
-        self.add_name(name)
-
-    def add_name(self, name: str) -> None:
-        """Takes the name of an unusable file among the first ones, if it belongs to them."""
-        if name:
-            self.first_names = sorted([*self.first_names, _printable(name)])[:_NAMED_FILES]
-
-    def names(self) -> str:
-        """Returns the names of the first unusable files in words; '' without any."""
-        if not self.first_names:
-            return ''
-        names = ', '.join(self.first_names)
-        more = self.unusable - len(self.first_names)
-        return f'{names} and {more} more' if more else names
-
-    def left_out(self) -> str:
-        """Returns what becomes of the unusable units, in a line; '' without any."""
-        if not self.unusable:
-            return ''
-        # In a file of passages, all but empty ones are indexed (see `write_clean`).
-        consequence = 'left out' if self.unit == 'files' else 'not asked about'
-        total = self.usable + self.unusable
-        line = f'{self.unusable} of {total} {self.unit} are {consequence}: {self}'
-        names = self.names()
-        return f'{line}; they are {names}' if names else line
-
-    @property
-    def unusable(self) -> int:
-        """Number of units with a problem."""
-        return self.problems.total()
-
-    def __str__(self) -> str:
-        # The most frequent problem comes first, ties by name, so that the same source gives the same line.
-        ordered = sorted(self.problems.items(), key=_by_count)
-        return ', '.join(f'{count} {problem}' for problem, count in ordered)
-
-
-def _by_count(item: tuple[str, int]) -> tuple[int, str]:
-    """Sort key of (name, count): the largest count first, equal ones by name."""
-    name, count = item
-    return -count, name
-
-
-def _printable(name: str) -> str:
-    """Returns a name with characters that could control a terminal replaced: names of files may hold any bytes."""
-    return ''.join(character if character.isprintable() else '\ufffd' for character in name)
+from zeroplay_jax.extras.inputs.titles import without_front_matter
+from zeroplay_jax.retrieval import progress
+from zeroplay_jax.retrieval.command import similar_path
+from zeroplay_jax.retrieval.corpus import BadLines, holds_texts, read
+from zeroplay_jax.retrieval.json_text import Unusable
+from zeroplay_jax.retrieval.types import Record, RetrievalError, contents, short, split
 
 
 def write_clean(source: pathlib.Path, out: pathlib.Path, passage_words: int) -> Inventory:
@@ -118,9 +37,9 @@ def write_clean(source: pathlib.Path, out: pathlib.Path, passage_words: int) -> 
     are left out, because single passages can be lists of names, which look like another language.
 
     Args:
-      source: see `sources.read`.
+      source: see `corpus.read`.
       out: JSON lines {'id', 'contents'}, with the 'document_name' of passages that have one; its folder must exist.
-      passage_words: words of a passage at most, see `texts.split_text`.
+      passage_words: words of a passage at most, see `sentences.split_text`.
 
     Raises:
       RetrievalError: the source does not exist, has no English prose (the error lists the problems), or repeats an id.
@@ -169,10 +88,7 @@ def _refusal(source: pathlib.Path, inventory: Inventory) -> str:
     description = f'none of its {total} {inventory.unit} can be used ({inventory})'
     if not total:
         description = f'there are no {inventory.unit} in it'
-    return (
-        f'{source}: {description}; give English prose in .txt or .md files, or as JSON lines of passages'
-        f'{conversion(inventory.problems)}'
-    )
+    return f'{source}: {description}; give English prose in .txt or .md files, or as JSON lines of passages'
 
 
 def _refuse_repeated_ids(source: pathlib.Path, draft: pathlib.Path, id_hashes: array.array) -> None:
@@ -200,7 +116,7 @@ def _text_passages(
     """Yields the passages of the English texts of a folder, or of one text, and counts its files in `inventory`."""
     texts = files_of(source)
     if source.is_dir():
-        _count_other_files(source, set(texts), inventory)
+        count_other_files(source, set(texts), inventory)
     titles = FileTitles(source)
     with progress.Bar(len(texts), 'files', 'read texts') as bar:
         for path in texts:
@@ -226,42 +142,9 @@ def _read_text(path: pathlib.Path) -> tuple[str, str | None]:
     except OSError:
         return '', 'unreadable'
     except Unusable as error:
-        return '', error.kind
+        return '', re.split(' at byte|;', str(error))[0]
     # Front matter alone is no text.
     return text, problem_of(without_front_matter(text))
-
-
-def warn_of_other_files(source: pathlib.Path) -> None:
-    """Warns of the files of a folder that are not read, if others are."""
-    if not source.is_dir():
-        return
-    texts = files_of(source)
-    inventory = Inventory('files', usable=len(texts))
-    _count_other_files(source, set(texts), inventory)
-    line = inventory.left_out()
-    if texts and line:
-        logging.warning('%s: %s', source, line)
-
-
-def _count_other_files(
-    source: pathlib.Path, texts: set[pathlib.Path], inventory: Inventory
-) -> None:
-    """Counts the files of a folder that are not texts as problems of `inventory`.
-
-    The reason is the suffix, or 'of other formats' for all but the most frequent suffixes.
-    """
-    suffixes: collections.Counter[str] = collections.Counter()
-    for path in visible_files(source):
-        if path not in texts:
-            suffixes[_printable(path.suffix.lower()) or 'without suffix'] += 1
-            inventory.add_name(text_name(source, path))
-    # The most frequent ones are named; equally frequent ones in the order of their names.
-    ordered = sorted(suffixes.items(), key=_by_count)
-    for number, (suffix, count) in enumerate(ordered):
-        name = suffix if number < _NAMED_SUFFIXES else 'of other formats'
-        if suffix in COMPRESSED:
-            name = f'{suffix} (unpack them)'
-        inventory.problems[name] += count
 
 
 def _file_passages(

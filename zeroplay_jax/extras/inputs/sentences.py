@@ -1,19 +1,12 @@
-"""Plain texts: reading, paragraphs and sentences, passages, and whether a text is English prose."""
+"""Whether a text is English prose, its paragraphs and sentences by punctuation alone, and passages cut of them."""
 
 from __future__ import annotations
 
-import pathlib
 import re
-from collections.abc import Iterator, Set
-
-from . import json_text
-from .types import Record, contents, split
 
 # Shorter texts hold no sentence that could be asked about.
 MIN_WORDS = 8
 
-# What a conversion leaves in a text: references of HTML; UTF-8 read as Latin-1 or as something else.
-DAMAGE = r'&(?:[a-z]{2,8}|#\d+|#x[0-9a-f]+);|[ÂÃ][\x80-\xbf]|â€|\ufffd'
 # Only the beginning of a text is judged: reading all of a long book would take longer than indexing it.
 _SAMPLE_CHARACTERS = 20_000
 _MIN_ASCII_SHARE = 0.8
@@ -73,11 +66,6 @@ def _is_binary(sample: str) -> bool:
         if not character.isprintable() and not character.isspace() and ord(character) < 0xA0:
             control_characters += 1
     return control_characters > _MAX_CONTROL_SHARE * len(sample)
-
-
-# ---- sentences -------------------------------------------------------------------------------------
-#
-# Paragraphs and sentences of plain English text, found by punctuation alone.
 
 
 # A full stop, the quotes or brackets that close the sentence, white space, and the start of another sentence.
@@ -166,15 +154,6 @@ def split_paragraphs(text: str) -> list[str]:
     return [' '.join(words) for words in paragraphs]
 
 
-# ---- passages --------------------------------------------------------------------------------------
-#
-# Long texts are cut into passages of whole sentences.
-
-
-# A passage that is longer by up to this factor is not cut: half a passage of Wikipedia-18 contains too few facts.
-TOLERANCE = 1.5
-
-
 def split_text(text: str, max_words: int) -> list[str]:
     """Returns passages of whole sentences that together have all words of a text in order.
 
@@ -222,108 +201,3 @@ def _separator(previous_paragraph: str, paragraph: str) -> str:
     if starts_block(paragraph):
         return '\n'
     return ' ' if ends_sentence(previous_paragraph) else '\n\n'
-
-
-def split_record(record: Record, max_words: int) -> Iterator[Record]:
-    """Yields a passage unchanged, or if it is too long the passages that it is cut into.
-
-    The new passages keep the title; their ids are that of the old passage with '#' and a number from 0. Consecutive
-    passages with the same title are one document, so the tool `open` shows all of them. Those of a passage without a
-    title get its id as the name of their document.
-
-    Args:
-      record: a passage of a corpus file.
-      max_words: words of a passage at most; a text of up to `TOLERANCE` times as many is not cut; 0 cuts nothing.
-    """
-    title, text = split(record.contents)
-    if not max_words or len(text.split()) <= TOLERANCE * max_words:
-        yield record
-        return
-    document = record.document
-    if not document and not title:
-        document = record.id
-    for number, passage_text in enumerate(split_text(text, max_words)):
-        yield Record(f'{record.id}#{number}', contents(title, passage_text), document)
-
-
-# ---- files -----------------------------------------------------------------------------------------
-#
-# As people keep them: any line ends, words divided at the end of a line.
-
-
-_SOFT_HYPHEN = '\u00ad'
-# A word divided at the end of a line, by the hyphen of ASCII or the one that typesetters write.
-_DIVIDED = re.compile(r'(?<![^\W_])([^\W_]+)[-\u2010][ \t]*\n[ \t]*([^\W_]+)')
-_WORD = re.compile(r'[^\W_]+(?:-[^\W_]+)*')
-# A character that the next one is printed over, for bold or underlined words (pages of man).
-_OVERSTRUCK = re.compile(r'[^\n]\x08')
-# Behind these the hyphen stands for the end of a later word: 'pre- and postfix'.
-_SUSPENDED = ('and', 'or', 'to')
-# By how many the compounds among divided words must outnumber the others before undecided ones count as compounds.
-_MORE_COMPOUNDS = 3
-
-
-def read_text(path: pathlib.Path) -> str:
-    """Returns the content of a text file, its lines ended by line feeds, its divided words joined, nothing overstruck.
-
-    Raises:
-      OSError: it cannot be read.
-      Unusable: it is no UTF-8 text, or markup that only a converter makes into one.
-    """
-    data = path.read_bytes()
-    json_text.refuse_foreign(data)
-    text = json_text.decode(data).replace('\r\n', '\n').replace('\r', '\n')
-    text = _OVERSTRUCK.sub('', text)
-    return join_divided_words(text)
-
-
-def join_divided_words(text: str) -> str:
-    """Returns a text without soft hyphens, and with words joined that the end of a line divides.
-
-    The hyphen is kept where the text has the word with it elsewhere, or has its second half as a word of its own. Of
-    words about which the text says nothing it is kept if compounds clearly outnumber the others.
-    """
-    text = re.sub(rf'{_SOFT_HYPHEN}(?:\n[ \t]*)?', '', text)
-    if _DIVIDED.search(text) is None:
-        return text
-    undivided = _DIVIDED.sub(' ', text).replace('\u2010', '-')
-    words = {word.lower() for word in _WORD.findall(undivided)}
-    wholes = compounds = 0
-    for first, second in _DIVIDED.findall(text):
-        if _is_undecided(first, second):
-            wholes += f'{first}{second}'.lower() in words
-            compounds += _is_compound(first, second, words)
-    keeps_hyphens = compounds >= wholes + _MORE_COMPOUNDS
-
-    def joined(divided: re.Match[str]) -> str:
-        first, second = divided.groups()
-        hyphenated = f'{first}-{second}'
-        if first[-1].isdigit():
-            # Years and pages; a smaller number begins a line of its own.
-            is_range = second.isdigit() and (len(first), first) < (len(second), second)
-            return hyphenated if is_range else divided.group()
-        if second in _SUSPENDED:
-            return divided.group()
-        if f'{first}{second}'.lower() in words:
-            return first + second
-        # As in 'state-of-the-art'.
-        is_inner_part = text[divided.start() - 1 : divided.start()] == '-'
-        if is_inner_part or not _is_undecided(first, second):
-            return hyphenated
-        return hyphenated if keeps_hyphens or _is_compound(first, second, words) else first + second
-
-    return _DIVIDED.sub(joined, text)
-
-
-def _is_undecided(first: str, second: str) -> bool:
-    """Returns whether a divided word can be written with or without its hyphen, unlike 'GPT-4' and 'Anglo-Saxon'."""
-    is_word = first.isalpha() and second.isalpha() and second.islower()
-    # Nor 'x-axis' and 'COVID-related'.
-    return is_word and len(first) > 1 and not first.isupper()
-
-
-def _is_compound(first: str, second: str, words: Set[str]) -> bool:
-    """Returns whether the words of a text show that a divided word is written with its hyphen."""
-    if f'{first}{second}'.lower() in words or second in _SUSPENDED:
-        return False
-    return f'{first}-{second}'.lower() in words or second in words

@@ -1,0 +1,78 @@
+"""Folders of texts as people keep them: which files are read, and what is in them."""
+
+import logging
+import pathlib
+
+import pytest
+from refused_calls import check_table
+
+from zeroplay_jax.extras.inputs import texts
+from zeroplay_jax.retrieval import build, corpus
+
+
+def only(path):
+    ((_, record),) = corpus.read(path)
+    return record
+
+
+def test_a_text_about_web_archives_is_read(tmp_path):
+    path = tmp_path / 'a.txt'
+    path.write_text('WARC/1.0 is a file format\n\nIt holds pages.')
+    assert corpus.split(only(path).contents) == ('WARC/1.0 is a file format', 'It holds pages.')
+
+
+@pytest.mark.fault('kin-files', 'a folder of texts and other files')
+def test_a_build_counts_the_files_that_it_does_not_read(tmp_path, caplog, user_reads):
+    folder = tmp_path / 'texts'
+    folder.mkdir()
+    for name in 'a.txt b.rst c.html d e.txt.gz g.jsonl'.split():
+        (folder / name).write_text('Gumu\nA town.')
+    arguments = ['--corpus', str(folder), '--kind=bm25', '--stage=corpus']
+    with caplog.at_level(logging.WARNING):
+        build.main([*arguments, '--out', str(tmp_path / 'index')])
+    (record,) = [record for record in caplog.records if 'files' in record.message]
+    left_out = '1 .gz (unpack them), 1 .html, 1 .jsonl, 1 .rst, 1 of other formats'
+    assert f'{folder}: 5 of 6 files are left out: {left_out}; they are b.rst' in record.message
+    user_reads(f'said: {record.message}')
+
+
+def test_linked_folders_are_read_once_under_their_own_name(tmp_path):
+    texts = tmp_path / 'texts'
+    folders = [texts, texts / '.venv', texts / 'v2', tmp_path / 'elsewhere', tmp_path / 'beside']
+    for folder in folders:
+        folder.mkdir()
+        (folder / 'a.txt').write_text('Gumu\nA town.')
+    links = {
+        'b': 'elsewhere',
+        'c': 'elsewhere',
+        'up': '',
+        'current': 'texts/v2',
+        'lib': 'texts/.venv',
+    }
+    for name, target in links.items():
+        (texts / name).symlink_to(tmp_path / target)
+    (tmp_path / 'elsewhere' / 'circle').symlink_to(texts)
+    (texts / 'itself.txt').symlink_to(texts / 'itself.txt')
+    (texts / 'z.txt').symlink_to(texts / '.hidden.txt')
+    (texts / '.hidden.txt').write_text('Lomi\nA river.')
+    ids = [record.id for _, record in corpus.read(texts)]
+    assert ids == ['a.txt#0', 'b/a.txt#0', 'v2/a.txt#0', 'z.txt#0']
+
+
+@pytest.mark.fault('user-13', 'words divided at the end of a line')
+def test_words_divided_at_the_end_of_a_line_are_joined(tmp_path, user_reads):
+    check_table(pathlib.Path(__file__).parent / 'divided_words.txt', vars(texts), tmp_path)
+    user_reads('right: an example of it')
+
+
+@pytest.mark.fault('user-x12', 'a page of man with words printed over themselves')
+def test_what_is_printed_over_itself_is_read_once(tmp_path, user_reads):
+    (tmp_path / 'a.txt').write_text('L\bLO\bOM\bMI\bI\n_\bA _\ba_\bb town.\n')
+    assert corpus.split(only(tmp_path / 'a.txt').contents) == ('LOMI', 'A ab town.')
+    user_reads('right: LOMI, A ab town.')
+
+
+def test_texts_with_carriage_returns_have_titles_and_passages(tmp_path):
+    for end in ('\r', '\r\n'):
+        (tmp_path / 'a.txt').write_bytes(f'\ufeffGumu{end}{end}A sim-{end}ple town.{end}'.encode())
+        assert corpus.split(only(tmp_path / 'a.txt').contents) == ('Gumu', 'A simple town.')

@@ -1,0 +1,337 @@
+"""Folders of texts as people keep them: which files are read, what is in them, and the passages cut of them."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import os
+import pathlib
+import re
+from collections.abc import Iterator, Set
+
+from zeroplay_jax.extras.inputs.sentences import split_text
+from zeroplay_jax.extras.inputs.titles import split_title
+from zeroplay_jax.retrieval import json_text
+from zeroplay_jax.retrieval.corpus import BadLines, warn_once
+from zeroplay_jax.retrieval.json_text import Unusable
+from zeroplay_jax.retrieval.rows import COMPRESSED
+from zeroplay_jax.retrieval.types import Record, contents, short, split
+
+# Words of a passage that is cut from a longer text, as in Wikipedia-18.
+WORDS = 100
+# A passage that is longer by up to this factor is not cut: half a passage of Wikipedia-18 contains too few facts.
+TOLERANCE = 1.5
+_SUFFIXES = ('.txt', '.md')
+# Files that are named in the description of those left out.
+_NAMED_FILES = 5
+# Suffixes that are named one by one in an error; a folder can hold hundreds.
+_NAMED_SUFFIXES = 4
+# First letters of texts that only a converter makes into prose.
+_MARKUP = re.compile(
+    r'\s*(?:<!doctype html|<html|<doc id="|\{\\rtf|[.\']\\"|\.th |warc/1\.[01]\r?\n)', re.IGNORECASE
+)
+_SOFT_HYPHEN = '\u00ad'
+# A word divided at the end of a line, by the hyphen of ASCII or the one that typesetters write.
+_DIVIDED = re.compile(r'(?<![^\W_])([^\W_]+)[-\u2010][ \t]*\n[ \t]*([^\W_]+)')
+_WORD = re.compile(r'[^\W_]+(?:-[^\W_]+)*')
+# A character that the next one is printed over, for bold or underlined words (pages of man).
+_OVERSTRUCK = re.compile(r'[^\n]\x08')
+# Behind these the hyphen stands for the end of a later word: 'pre- and postfix'.
+_SUSPENDED = ('and', 'or', 'to')
+# By how many the compounds among divided words must outnumber the others before undecided ones count as compounds.
+_MORE_COMPOUNDS = 3
+
+
+def read_text(path: pathlib.Path) -> str:
+    """Returns the content of a text file, its lines ended by line feeds, its divided words joined, nothing overstruck.
+
+    Raises:
+      OSError: it cannot be read.
+      Unusable: it is no UTF-8 text, or markup that only a converter makes into one.
+    """
+    text = json_text.decode(path.read_bytes())
+    if _MARKUP.match(text):
+        raise Unusable(
+            'HTML, a manual page or other markup; convert it to plain text (pandoc -t plain)'
+        )
+    text = text.replace('\r\n', '\n').replace('\r', '\n')
+    return join_divided_words(_OVERSTRUCK.sub('', text))
+
+
+def join_divided_words(text: str) -> str:
+    """Returns a text without soft hyphens, and with words joined that the end of a line divides.
+
+    The hyphen is kept where the text has the word with it elsewhere, or has its second half as a word of its own. Of
+    words about which the text says nothing it is kept if compounds clearly outnumber the others.
+    """
+    text = re.sub(rf'{_SOFT_HYPHEN}(?:\n[ \t]*)?', '', text)
+    if _DIVIDED.search(text) is None:
+        return text
+    undivided = _DIVIDED.sub(' ', text).replace('\u2010', '-')
+    words = {word.lower() for word in _WORD.findall(undivided)}
+    wholes = compounds = 0
+    for first, second in _DIVIDED.findall(text):
+        if _is_undecided(first, second):
+            wholes += f'{first}{second}'.lower() in words
+            compounds += _is_compound(first, second, words)
+    keeps_hyphens = compounds >= wholes + _MORE_COMPOUNDS
+
+    def joined(divided: re.Match[str]) -> str:
+        first, second = divided.groups()
+        hyphenated = f'{first}-{second}'
+        if first[-1].isdigit():
+            # Years and pages; a smaller number begins a line of its own.
+            is_range = second.isdigit() and (len(first), first) < (len(second), second)
+            return hyphenated if is_range else divided.group()
+        if second in _SUSPENDED:
+            return divided.group()
+        if f'{first}{second}'.lower() in words:
+            return first + second
+        # As in 'state-of-the-art'.
+        is_inner_part = text[divided.start() - 1 : divided.start()] == '-'
+        if is_inner_part or not _is_undecided(first, second):
+            return hyphenated
+        return hyphenated if keeps_hyphens or _is_compound(first, second, words) else first + second
+
+    return _DIVIDED.sub(joined, text)
+
+
+def _is_undecided(first: str, second: str) -> bool:
+    """Returns whether a divided word can be written with or without its hyphen, unlike 'GPT-4' and 'Anglo-Saxon'."""
+    is_word = first.isalpha() and second.isalpha() and second.islower()
+    # Nor 'x-axis' and 'COVID-related'.
+    return is_word and len(first) > 1 and not first.isupper()
+
+
+def _is_compound(first: str, second: str, words: Set[str]) -> bool:
+    """Returns whether the words of a text show that a divided word is written with its hyphen."""
+    if f'{first}{second}'.lower() in words or second in _SUSPENDED:
+        return False
+    return f'{first}-{second}'.lower() in words or second in words
+
+
+def files_of(source: pathlib.Path) -> list[pathlib.Path]:
+    """Returns the texts in a folder; of a single text itself."""
+    if not source.is_dir():
+        return [source]
+    return [path for path in visible_files(source) if path.suffix.lower() in _SUFFIXES]
+
+
+def visible_files(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Returns all files below a folder but hidden ones, such as those in `.git` and `.venv`.
+
+    Linked folders are read, each folder once: under its own name if that is below `folder`. A link to a folder above or
+    to a hidden one is not followed.
+    """
+    paths = []
+    visited = set(folder.resolve().parents)
+    real = [folder]
+    linked: list[pathlib.Path] = []
+    while real or linked:
+        place = real.pop() if real else linked.pop(0)
+        target = place.resolve()
+        if target in visited:
+            continue
+        visited.add(target)
+        for child in sorted(_children(place)):
+            if child.is_file():
+                paths.append(child)
+            elif child.is_dir() and not child.is_symlink():
+                real.append(child)
+            elif child.is_dir() and not child.resolve().name.startswith('.'):
+                linked.append(child)
+    return sorted(paths)
+
+
+def _children(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Returns what is in a folder and not hidden; nothing for a folder that cannot be read."""
+    with contextlib.suppress(OSError):
+        return [child for child in folder.iterdir() if not child.name.startswith('.')]
+    return []
+
+
+def text_name(source: pathlib.Path, path: pathlib.Path) -> str:
+    """Returns the name of a text file: its path relative to the source folder. Ids of passages begin with it."""
+    name = path.name
+    if path != source:
+        name = path.relative_to(source).as_posix()
+    # Linux allows any bytes in names; ids are UTF-8 without line feeds.
+    return os.fsencode(name).decode('utf-8', 'replace').replace('\n', ' ')
+
+
+@dataclasses.dataclass
+class Inventory:
+    """Counts the units of a source: the files of a folder of texts, or the passages of a corpus file before any cut.
+
+    Attributes:
+      unit: 'files' or 'passages'.
+      usable: number of units that are English prose.
+      problems: reason → number of units that are not. Files of other formats and bad lines of a corpus file are among
+        them. Passages of a corpus file are counted here even where they are kept (see `write_clean`).
+      passages: number of passages that were written.
+      first_names: of a folder, the names of the first unusable files, in the order of all names.
+    """
+
+    unit: str
+    usable: int = 0
+    problems: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    passages: int = 0
+    first_names: list[str] = dataclasses.field(default_factory=list)
+
+    def add(self, problem: str | None, name: str = '') -> None:
+        """Counts one unit; `problem` is None for a usable one, `name` that of a file."""
+        if problem is None:
+            self.usable += 1
+            return
+        self.problems[problem] += 1
+        self.add_name(name)
+
+    def add_name(self, name: str) -> None:
+        """Takes the name of an unusable file among the first ones, if it belongs to them."""
+        if name:
+            self.first_names = sorted([*self.first_names, _printable(name)])[:_NAMED_FILES]
+
+    def names(self) -> str:
+        """Returns the names of the first unusable files in words; '' without any."""
+        if not self.first_names:
+            return ''
+        names = ', '.join(self.first_names)
+        more = self.unusable - len(self.first_names)
+        return f'{names} and {more} more' if more else names
+
+    def left_out(self) -> str:
+        """Returns what becomes of the unusable units, in a line; '' without any."""
+        if not self.unusable:
+            return ''
+        # In a file of passages, all but empty ones are indexed (see `write_clean`).
+        consequence = 'left out' if self.unit == 'files' else 'not asked about'
+        total = self.usable + self.unusable
+        line = f'{self.unusable} of {total} {self.unit} are {consequence}: {self}'
+        names = self.names()
+        return f'{line}; they are {names}' if names else line
+
+    @property
+    def unusable(self) -> int:
+        """Number of units with a problem."""
+        return self.problems.total()
+
+    def __str__(self) -> str:
+        # The most frequent problem comes first, ties by name, so that the same source gives the same line.
+        ordered = sorted(self.problems.items(), key=_by_count)
+        return ', '.join(f'{count} {problem}' for problem, count in ordered)
+
+
+def _by_count(item: tuple[str, int]) -> tuple[int, str]:
+    """Sort key of (name, count): the largest count first, equal ones by name."""
+    name, count = item
+    return -count, name
+
+
+def _printable(name: str) -> str:
+    """Returns a name with characters that could control a terminal replaced: names of files may hold any bytes."""
+    return ''.join(character if character.isprintable() else '\ufffd' for character in name)
+
+
+def count_other_files(source: pathlib.Path, texts: set[pathlib.Path], inventory: Inventory) -> None:
+    """Counts the files of a folder that are not texts as problems of `inventory`.
+
+    The reason is the suffix, or 'of other formats' for all but the most frequent suffixes.
+    """
+    suffixes: collections.Counter[str] = collections.Counter()
+    for path in visible_files(source):
+        if path not in texts:
+            suffixes[_printable(path.suffix.lower()) or 'without suffix'] += 1
+            inventory.add_name(text_name(source, path))
+    # The most frequent ones are named; equally frequent ones in the order of their names.
+    ordered = sorted(suffixes.items(), key=_by_count)
+    for number, (suffix, count) in enumerate(ordered):
+        name = suffix if number < _NAMED_SUFFIXES else 'of other formats'
+        if suffix in COMPRESSED:
+            name = f'{suffix} (unpack them)'
+        inventory.problems[name] += count
+
+
+def passages_of(
+    source: pathlib.Path, skipped: BadLines, passage_words: int
+) -> Iterator[tuple[int, Record]]:
+    """Yields (file number from 1, passage) of a folder of texts or of one text, for `retrieval.corpus.read`."""
+    files = files_of(source)
+    inventory = Inventory('files', usable=len(files))
+    if source.is_dir():
+        count_other_files(source, set(files), inventory)
+    if inventory.unusable:
+        warn_once(f'{source}: {inventory.left_out()}')
+    titles = FileTitles(source)
+    for number, path in enumerate(files, 1):
+        try:
+            whole_text = read_text(path)
+        except (OSError, Unusable) as error:
+            skipped.add(number, f'cannot be read as a text ({error})', path)
+            continue
+        name = text_name(source, path)
+        title, text = titles.split(whole_text, name)
+        parts = split_text(text, passage_words) if passage_words else _blocks_of_words(text)
+        if not parts:
+            skipped.add(number, 'the file is empty', path)
+        for part_number, part in enumerate(parts):
+            yield number, Record(f'{name}#{part_number}', contents(title, part), document=name)
+    titles.warn()
+
+
+def _blocks_of_words(text: str) -> list[str]:
+    """Returns a text in blocks of `WORDS` words."""
+    words = text.split()
+    return [' '.join(words[start : start + WORDS]) for start in range(0, len(words), WORDS)]
+
+
+class FileTitles:
+    """Titles for texts without one: the names of their files. Counts them for a warning.
+
+    Args:
+      source: folder of the texts, or one text.
+    """
+
+    def __init__(self, source: pathlib.Path):
+        self._source = source
+        self._count = 0
+        self._first = ''
+
+    def split(self, whole_text: str, name: str) -> tuple[str, str]:
+        """Returns `split_title`, with the name of the file without its suffix if the text has no title."""
+        title, text = split_title(whole_text, name)
+        if not title and text.strip():
+            title = pathlib.PurePath(name).stem
+            self._count += 1
+            self._first = self._first or name
+        return title, text
+
+    def warn(self) -> None:
+        """Warns of the texts so far that have no title."""
+        if self._count:
+            warn_once(
+                f'{self._source}: texts without a title: {self._count}, the first is {short(self._first)}; each has '
+                'the name of its file instead'
+            )
+
+
+def split_record(record: Record, max_words: int) -> Iterator[Record]:
+    """Yields a passage unchanged, or if it is too long the passages that it is cut into.
+
+    The new passages keep the title; their ids are that of the old passage with '#' and a number from 0. Consecutive
+    passages with the same title are one document, so the tool `open` shows all of them. Those of a passage without a
+    title get its id as the name of their document.
+
+    Args:
+      record: a passage of a corpus file.
+      max_words: words of a passage at most; a text of up to `TOLERANCE` times as many is not cut.
+    """
+    title, text = split(record.contents)
+    if len(text.split()) <= TOLERANCE * max_words:
+        yield record
+        return
+    document = record.document
+    if not document and not title:
+        document = record.id
+    for number, passage_text in enumerate(split_text(text, max_words)):
+        yield Record(f'{record.id}#{number}', contents(title, passage_text), document)
