@@ -25,7 +25,8 @@ NAMES = {
         Task Question Outcome Row RowInfo TaskDropped Trajectory Trajectory.calls_of Trajectory.has_tool_failure Turn
         ToolCall identity_rng
     """,
-    'selfplay.context': 'RolloutContext RolloutContext.ask RolloutContext.log_probs',
+    'selfplay.context': 'RolloutContext RolloutContext.ask RolloutContext.go_on RolloutContext.fork '
+    'RolloutContext.log_probs RolloutContext.log_probs_after',
     'selfplay.answers': 'group_of final_answer score grade retrieved_passages',
     'recipes.datasets': """
         DocumentSampler DocumentSampler.tasks SeedDocument EpochDataset EpochDataset.take HiddenAnswer documents_of

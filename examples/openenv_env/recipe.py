@@ -94,8 +94,11 @@ class Recipe(RecipeBase):
                 row.info.question = Question(self.text_of(result), hops=0)
                 for turn in range(settings.turns):
                     text = self.text_of(result)
-                    ask = {'after': row.trajectory, 'note': text} if turn else {'message': text}
-                    (row.trajectory,) = await context.ask('solver', (*identity, turn), **ask)
+                    asked = 'solver', (*identity, turn)
+                    if turn:
+                        row.trajectory = await context.go_on(*asked, row.trajectory, note=text)
+                    else:
+                        (row.trajectory,) = await context.ask(*asked, message=text)
                     action = {settings.action: row.trajectory.turns[-1].text}
                     result = await self.answered(server.step(action))
                     row.reward += float(result.reward or 0.0)

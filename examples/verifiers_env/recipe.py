@@ -123,14 +123,16 @@ class Model:
         """Returns the next turn of the solver: a message as of a chat completion, and why it ended."""
         said = [(message['role'], text_of(message)) for message in messages]
         env = self.context.roles['solver'].env
-        if self.rollout is None:
-            ask = opening(said, bool(env.tools))
-            self.question = ask['message']
-        else:
-            ask = self.reply(said, env)
         turns = len(self.rollout.turns) if self.rollout else 0
+        asked = 'solver', (*self.identity, turns)
         try:
-            (self.rollout,) = await self.context.ask('solver', (*self.identity, turns), **ask)
+            if self.rollout is None:
+                fields = opening(said, bool(env.tools))
+                self.question = fields['message']
+                (self.rollout,) = await self.context.ask(*asked, **fields)
+            else:
+                rollout, note = self.reply(said, env)
+                self.rollout = await self.context.go_on(*asked, rollout, note=note)
         except TaskDropped as full:
             if self.rollout is None:
                 raise
@@ -150,7 +152,7 @@ class Model:
         return {'message': message, 'finish_reason': finish}
 
     def reply(self, messages, env):
-        """Returns the arguments with which the rollout goes on: what the environment has added, as result or note."""
+        """Returns the rollout that goes on, and a note; what the environment has added is a result or the note."""
         known = len(self.said)
         text = '\n'.join(text for _, text in messages[known:])
         if messages[:known] != self.said or not text:
@@ -160,10 +162,10 @@ class Model:
             )
         turn = self.rollout.turns[-1]
         if not ends_with_call(turn, env):
-            return {'after': self.rollout, 'note': text}
+            return self.rollout, text
         call = dataclasses.replace(env.end_turn(turn.text).call, text=text)
         turns = (*self.rollout.turns[:-1], dataclasses.replace(turn, call=call))
-        return {'after': dataclasses.replace(self.rollout, turns=turns)}
+        return dataclasses.replace(self.rollout, turns=turns), ''
 
 
 def ends_with_call(turn, env):

@@ -176,9 +176,9 @@ def test_what_only_weights_can_do_is_refused_in_one_line(serve):
     _, context, (rollout,) = play(server)
     for asked in (
         context.log_probs('solver', (1,), ['Bob'], question='Who?'),
-        context.ask('solver', (1,), after=rollout),
+        context.go_on('solver', (1,), rollout),
     ):
-        with pytest.raises(UserError, match='is a model at a server, which cannot do this'):
+        with pytest.raises(UserError, match='is a model at a server, which has no tokens'):
             context.scheduler.run([asked])
 
 

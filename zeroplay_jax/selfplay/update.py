@@ -248,12 +248,20 @@ class RoleUpdates:
         With several processes each gets the part of every micro-batch that its devices hold.
         """
         settings, micro = self.config[role], self.config.micro
-        has_contexts = any(row.trajectory.earlier for row in rows)
-        if has_contexts and settings.tis_cap and settings.tis_level == 'sequence':
-            raise UserError(
-                f'config.{role}.tis_level=sequence: a rollout has several contexts, each of which would get its own '
-                f'weight; set {role}.tis_level to token'
-            )
+        # Rollouts that go on in another context; of rollout.drop_thinking, which makes them too, the rules know.
+        if any(row.trajectory.earlier for row in rows):
+            network = self.config.value_network
+            problem = ''
+            if settings.tis_cap and settings.tis_level == 'sequence':
+                problem = f'would get its own weight; set {role}.tis_level to token'
+            if settings.baseline == 'value' and network.discount * network.gae_lambda < 1:
+                problem = (
+                    'ends with its reward; give 1 for discount and gae_lambda of value_network'
+                )
+            if problem:
+                raise UserError(
+                    f'config.{role}: a rollout has several contexts, each of which {problem}'
+                )
         teacher_tokens = self.config.privileged.tokens if settings.distill_top_k else 0
         shape = (micro.rows, micro.tokens)
         batches = pack_rows(rows, settings, shape, distill_coef, teacher_tokens, micro.order)
