@@ -303,7 +303,7 @@ def test_samples_and_ways_of_answering(serve):
         ((404, b'{"error": "no"}'), r'check config.policy.path=…#model, and whether'),
         ((400, b'{"error": "tools?"}'), r'config.rollout.turn_tokens, or .* config.policy.request'),
         ((200, b'<html>'), 'a web page in HTML; config.policy.path names the API'),
-        ((200, b'{"choices": []}'), 'no choices'),
+        ((200, b'{"choices": []}'), 'no message'),
         (
             text('', finish_reason='content_filter'),
             r'did not end by itself \(finish_reason content_',
