@@ -12,7 +12,7 @@ import json
 import pathlib
 import subprocess
 
-from zeroplay_jax.recipes.datasets import EpochDataset, dataset_tasks
+from zeroplay_jax.recipes.datasets import dataset_tasks
 from zeroplay_jax.rollout.prompts import Prompt
 from zeroplay_jax.selfplay.answers import group_of
 from zeroplay_jax.selfplay.recipe import Recipe as RecipeBase
@@ -52,8 +52,7 @@ class Recipe(RecipeBase):
     def __init__(self, config, library):
         super().__init__(config, library)
         self.player = load(**config.environment)
-        numbers = [{'task': number} for number in range(self.player.tasks)]
-        self.dataset = EpochDataset(numbers, config.seed)
+        self.numbers = [{'task': number} for number in range(self.player.tasks)]
         self.failures = FailureLog('the environment of verifiers')
 
     @classmethod
@@ -76,7 +75,7 @@ class Recipe(RecipeBase):
 
     def tasks(self, step, pool, cursor):
         """Returns tasks on the next rows of the dataset."""
-        return dataset_tasks(self.config, self.dataset, step, cursor)
+        return dataset_tasks(self.config, self.numbers, step, cursor)
 
     async def episode(self, context, step, task):
         """Has the environment play one task several times, and returns the rollouts with its rewards."""

@@ -202,15 +202,25 @@ def _accumulate(
     def widen(weight, gradient):
         return weight.astype(gradient.dtype)
 
-    params = jax.tree.map(widen, weights, gradients)
-    # Losses are sums of weighted tokens with a global denominator, so gradients add up without rescaling.
-    gradient_function = jax.grad(loss, argnums=2, has_aux=True)
-    batch_gradients, batch_stats = gradient_function(
-        model, config, params, batch, ref_logp, teacher, distill_coef, base
+    return add_gradients(
+        functools.partial(loss, model, config),
+        jax.tree.map(widen, weights, gradients),
+        gradients,
+        stats,
+        batch,
+        ref_logp,
+        teacher,
+        distill_coef,
+        base,
     )
-    gradients = jax.tree.map(jnp.add, gradients, batch_gradients)
-    stats = jax.tree.map(jnp.add, stats, batch_stats)
-    return gradients, stats
+
+
+def add_gradients(loss_of, params, gradients, stats, *arguments):
+    """Returns accumulated gradients and statistics with those of `loss_of(params, *arguments)` added."""
+    # Losses are sums of weighted tokens with a global denominator, so gradients add up without rescaling.
+    added_gradients, added_stats = jax.grad(loss_of, has_aux=True)(params, *arguments)
+    gradients = jax.tree.map(jnp.add, gradients, added_gradients)
+    return gradients, jax.tree.map(jnp.add, stats, added_stats)
 
 
 def apply_gradients(transform, params, opt_state, gradients):
