@@ -20,15 +20,16 @@ NAMES = {
         Recipe.state Recipe.restore Recipe.answer Recipe.judge_reward Recipe.judgements Recipe.reads_documents
         Recipe.first_tasks
     """,
-    'selfplay.schedule': 'Phase Step BatchCursor TaskPool',
+    'selfplay.schedule': 'Phase Step BatchCursor TaskPool in_epochs',
     'types': """
         Task Question Outcome Row RowInfo TaskDropped Trajectory Trajectory.calls_of Trajectory.has_tool_failure Turn
         ToolCall identity_rng
     """,
-    'selfplay.context': 'RolloutContext RolloutContext.ask RolloutContext.log_probs',
+    'selfplay.context': 'RolloutContext RolloutContext.ask RolloutContext.go_on RolloutContext.fork '
+    'RolloutContext.log_probs RolloutContext.log_probs_after',
     'selfplay.answers': 'group_of final_answer score grade retrieved_passages',
     'recipes.datasets': """
-        DocumentSampler DocumentSampler.tasks SeedDocument EpochDataset EpochDataset.take HiddenAnswer documents_of
+        DocumentSampler DocumentSampler.tasks SeedDocument HiddenAnswer documents_of
         tasks_in_turns dataset_tasks numbered_tasks training_questions hidden_answers alternate simultaneous
         generation_steps is_trained
     """,

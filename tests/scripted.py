@@ -7,10 +7,10 @@ import numpy as np
 from trajectories import make_trajectory
 
 from zeroplay_jax.runtime.hosts import Hosts
-from zeroplay_jax.selfplay.collection import Collector
+from zeroplay_jax.selfplay.judge import judgements_of_episode
 from zeroplay_jax.selfplay.library import Library
 from zeroplay_jax.selfplay.schedule import Phase
-from zeroplay_jax.types import ToolCall, Turn
+from zeroplay_jax.types import Outcome, TaskDropped, ToolCall, Turn
 
 
 def trajectory(*turns, finish='answer'):
@@ -110,9 +110,14 @@ def run_episodes(recipe, context, step, tasks):
     """Outcomes of the tasks of a step, run together and guarded as the collector does."""
     context.run = types.SimpleNamespace(player=recipe)
 
+    async def guarded(task):
+        judgements_of_episode.set([])
+        try:
+            return await recipe.episode(context, step, task)
+        except TaskDropped as drop:
+            return Outcome(drop=drop.reason)
+
     async def run_all():
-        return await asyncio.gather(
-            *(Collector._episode(None, context, step, task) for task in tasks)
-        )
+        return await asyncio.gather(*map(guarded, tasks))
 
     return asyncio.run(run_all())

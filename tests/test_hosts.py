@@ -161,7 +161,7 @@ def test_what_goes_wrong_in_one_process_ends_both_with_its_line(tmp_path):
     running = play(tmp_path / 'run', 2, *flags)
     out = [p.communicate(timeout=300)[0] for p in running]
     assert [p.returncode for p in running] == [2, 2], out
-    assert all('config.rollout.prompt_tokens=26: too short for ' in text for text in out)
+    assert all('config.rollout.prompt_tokens: too short for ' in text for text in out)
     assert sum('process ' in text.strip().split('\n')[-1] for text in out) == 1
     assert time.time() - started < 200
 

@@ -177,7 +177,7 @@ class Turn:
       start, stop: its sampled tokens are those of that context from `start` up to and without `stop`; 0 and 0 where
         nothing recorded them.
       temperature: with which they were sampled.
-      note: message of a user behind the turn, of a recipe or an environment (`RolloutContext.ask(note=…)`).
+      note: message of a user behind the turn, of a recipe or an environment (`RolloutContext.go_on(note=…)`).
     """
 
     text: str
@@ -207,7 +207,7 @@ class Trajectory:
       weights: name of the weights that sampled it, '' if it was dropped.
       version: version of those weights (`WeightStore.publish`).
       identity: the request's identity plus the sample index.
-      earlier: the contexts before each cut (`rollout.drop_thinking`, `RolloutContext.ask(keep=…)`), as trajectories
+      earlier: the contexts before each cut (`rollout.drop_thinking`, `RolloutContext.go_on(keep=…)`), as trajectories
         without turns. Policy tokens of an earlier context are PROMPT in later ones, so every sampled token is labelled
         POLICY exactly once.
       starts: first position in `tokens` of every turn; −1 of a turn that was cut from this context.

@@ -67,17 +67,14 @@ class Recipe(dspo.Recipe):
             if rollout.finish != 'turns':
                 break
             try:
-                (summary,) = await context.ask(
-                    'summariser',
-                    (*identity, fold, 0),
-                    after=rollout,
-                    note=SUM_UP,
+                summary = await context.go_on(
+                    'summariser', (*identity, fold, 0), rollout, note=SUM_UP
                 )
             except TaskDropped:
                 # The slot is full: the rollout ends as it is.
                 break
             last = len(summary.turns) - 1
-            (rollout,) = await context.ask(
-                'solver', (*identity, fold, 1), after=summary, keep=[last], note=GO_ON
+            rollout = await context.go_on(
+                'solver', (*identity, fold, 1), summary, keep=[last], note=GO_ON
             )
         return rollout

@@ -12,7 +12,7 @@ import urllib.request
 from openenv.core import GenericEnvClient
 from websockets.exceptions import WebSocketException
 
-from zeroplay_jax.recipes.datasets import EpochDataset, dataset_tasks
+from zeroplay_jax.recipes.datasets import dataset_tasks
 from zeroplay_jax.selfplay.answers import group_of
 from zeroplay_jax.selfplay.recipe import Recipe as RecipeBase
 from zeroplay_jax.selfplay.recipe import RoleSpec
@@ -58,8 +58,7 @@ class Recipe(RecipeBase):
             urllib.request.urlopen(f'{url}/health', timeout=10).close()
         except (OSError, ValueError) as error:
             fail('openenv.url', url, f'no server answers ({error})', 'start it, or correct this')
-        seeds = [{'seed': number} for number in range(config.openenv.tasks)]
-        self.dataset = EpochDataset(seeds, config.seed)
+        self.seeds = [{'seed': number} for number in range(config.openenv.tasks)]
         self.failures = FailureLog(f'server {url}')
 
     @classmethod
@@ -75,7 +74,7 @@ class Recipe(RecipeBase):
 
     def tasks(self, step, pool, cursor):
         """Returns tasks on the next seeds."""
-        return dataset_tasks(self.config, self.dataset, step, cursor)
+        return dataset_tasks(self.config, self.seeds, step, cursor)
 
     async def episode(self, context, step, task):
         """Plays one seed several times; returns the rollouts as rows."""
@@ -94,8 +93,11 @@ class Recipe(RecipeBase):
                 row.info.question = Question(self.text_of(result), hops=0)
                 for turn in range(settings.turns):
                     text = self.text_of(result)
-                    ask = {'after': row.trajectory, 'note': text} if turn else {'message': text}
-                    (row.trajectory,) = await context.ask('solver', (*identity, turn), **ask)
+                    asked = 'solver', (*identity, turn)
+                    if turn:
+                        row.trajectory = await context.go_on(*asked, row.trajectory, note=text)
+                    else:
+                        (row.trajectory,) = await context.ask(*asked, message=text)
                     action = {settings.action: row.trajectory.turns[-1].text}
                     result = await self.answered(server.step(action))
                     row.reward += float(result.reward or 0.0)

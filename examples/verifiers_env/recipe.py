@@ -12,7 +12,7 @@ import json
 import pathlib
 import subprocess
 
-from zeroplay_jax.recipes.datasets import EpochDataset, dataset_tasks
+from zeroplay_jax.recipes.datasets import dataset_tasks
 from zeroplay_jax.rollout.prompts import Prompt
 from zeroplay_jax.selfplay.answers import group_of
 from zeroplay_jax.selfplay.recipe import Recipe as RecipeBase
@@ -52,8 +52,7 @@ class Recipe(RecipeBase):
     def __init__(self, config, library):
         super().__init__(config, library)
         self.player = load(**config.environment)
-        numbers = [{'task': number} for number in range(self.player.tasks)]
-        self.dataset = EpochDataset(numbers, config.seed)
+        self.numbers = [{'task': number} for number in range(self.player.tasks)]
         self.failures = FailureLog('the environment of verifiers')
 
     @classmethod
@@ -76,7 +75,7 @@ class Recipe(RecipeBase):
 
     def tasks(self, step, pool, cursor):
         """Returns tasks on the next rows of the dataset."""
-        return dataset_tasks(self.config, self.dataset, step, cursor)
+        return dataset_tasks(self.config, self.numbers, step, cursor)
 
     async def episode(self, context, step, task):
         """Has the environment play one task several times, and returns the rollouts with its rewards."""
@@ -123,14 +122,16 @@ class Model:
         """Returns the next turn of the solver: a message as of a chat completion, and why it ended."""
         said = [(message['role'], text_of(message)) for message in messages]
         env = self.context.roles['solver'].env
-        if self.rollout is None:
-            ask = opening(said, bool(env.tools))
-            self.question = ask['message']
-        else:
-            ask = self.reply(said, env)
         turns = len(self.rollout.turns) if self.rollout else 0
+        asked = 'solver', (*self.identity, turns)
         try:
-            (self.rollout,) = await self.context.ask('solver', (*self.identity, turns), **ask)
+            if self.rollout is None:
+                fields = opening(said, bool(env.tools))
+                self.question = fields['message']
+                (self.rollout,) = await self.context.ask(*asked, **fields)
+            else:
+                rollout, note = self.reply(said, env)
+                self.rollout = await self.context.go_on(*asked, rollout, note=note)
         except TaskDropped as full:
             if self.rollout is None:
                 raise
@@ -150,7 +151,7 @@ class Model:
         return {'message': message, 'finish_reason': finish}
 
     def reply(self, messages, env):
-        """Returns the arguments with which the rollout goes on: what the environment has added, as result or note."""
+        """Returns the rollout that goes on, and a note; what the environment has added is a result or the note."""
         known = len(self.said)
         text = '\n'.join(text for _, text in messages[known:])
         if messages[:known] != self.said or not text:
@@ -160,10 +161,10 @@ class Model:
             )
         turn = self.rollout.turns[-1]
         if not ends_with_call(turn, env):
-            return {'after': self.rollout, 'note': text}
+            return self.rollout, text
         call = dataclasses.replace(env.end_turn(turn.text).call, text=text)
         turns = (*self.rollout.turns[:-1], dataclasses.replace(turn, call=call))
-        return {'after': dataclasses.replace(self.rollout, turns=turns)}
+        return dataclasses.replace(self.rollout, turns=turns), ''
 
 
 def ends_with_call(turn, env):

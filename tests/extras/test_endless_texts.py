@@ -4,7 +4,7 @@ import pytest
 
 from zeroplay_jax.data import answer_fields, files
 from zeroplay_jax.extras.inputs import builders
-from zeroplay_jax.selfplay import judge
+from zeroplay_jax.selfplay import verdicts
 
 CHARACTERS = 300_000
 READERS = {
@@ -12,7 +12,7 @@ READERS = {
     'marks in a question': (lambda text: len(files.question_key(text)), ',', CHARACTERS + 1),
     'quotes in a question': (lambda text: len(files.question_key(text)), '."a', CHARACTERS + 1),
     'quotes in a list': (lambda text: answer_fields.is_missing(f'[{text}]'), '\\"', False),
-    'marks before a score': (judge._LAST_SCORE.search, '`', None),
+    'marks before a score': (verdicts._LAST_SCORE.search, '`', None),
 }
 
 

@@ -176,9 +176,9 @@ def test_what_only_weights_can_do_is_refused_in_one_line(serve):
     _, context, (rollout,) = play(server)
     for asked in (
         context.log_probs('solver', (1,), ['Bob'], question='Who?'),
-        context.ask('solver', (1,), after=rollout),
+        context.go_on('solver', (1,), rollout),
     ):
-        with pytest.raises(UserError, match='is a model at a server, which cannot do this'):
+        with pytest.raises(UserError, match='is a model at a server, which has no tokens'):
             context.scheduler.run([asked])
 
 
@@ -303,7 +303,7 @@ def test_samples_and_ways_of_answering(serve):
         ((404, b'{"error": "no"}'), r'check config.policy.path=…#model, and whether'),
         ((400, b'{"error": "tools?"}'), r'config.rollout.turn_tokens, or .* config.policy.request'),
         ((200, b'<html>'), 'a web page in HTML; config.policy.path names the API'),
-        ((200, b'{"choices": []}'), 'no choices'),
+        ((200, b'{"choices": []}'), 'no message'),
         (
             text('', finish_reason='content_filter'),
             r'did not end by itself \(finish_reason content_',

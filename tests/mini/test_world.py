@@ -42,8 +42,6 @@ def test_names_are_unique_over_worlds_and_splits():
     [
         ((10_000,), 'names suffice'),
         ((-1,), 'names suffice'),
-        ((0, 'test'), 'no such split'),
-        ((0, 'train', 1.5), 'share'),
     ],
 )
 def test_bad_arguments_say_what(arguments, reason):

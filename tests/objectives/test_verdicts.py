@@ -5,7 +5,7 @@ import pathlib
 import pytest
 from refused_calls import check_values
 
-from zeroplay_jax.selfplay.judge import grade, rubrics, verdict, yes_no
+from zeroplay_jax.selfplay.verdicts import grade, rubrics, verdict, yes_no
 
 
 def listed(*items):

@@ -5,7 +5,6 @@ import pathlib
 
 import numpy as np
 from refused_calls import check_table
-from test_rewards import THINKS, challenger, score
 
 from zeroplay_jax.objectives import (
     advantages,
@@ -50,7 +49,7 @@ def scored(metric):
 def test_wrong_arguments_are_refused_as_the_table_says(tmp_path, monkeypatch):
     (tmp_path / 'outside_broken.py').write_text('import no_such_dependency\n')
     monkeypatch.syspath_prepend(tmp_path)
-    names = dict(THINKS=THINKS, challenger=challenger, score=score, scored=scored) | ARRAYS
+    names = dict(scored=scored) | ARRAYS
     for module in MODULES:
         names = vars(module) | names
     table = pathlib.Path(__file__).with_name('wrong_arguments.txt')

@@ -45,9 +45,10 @@ def test_log_probs_after_a_fork(both):
 
     async def episode(number):
         trunk = await whole(context, number)
-        forks = await context.ask('whole', (4, number), 2, after=trunk, keep=[0], note='a')
-        options = dict(after=forks[1], keep=[0], note='bad')
-        return forks, await context.log_probs('whole', (5, number), TEXTS, **options)
+        forks = await context.fork('whole', (4, number), trunk, 2, keep=[0], note='a')
+        options = dict(keep=[0], note='bad')
+        asked = 'whole', (5, number), TEXTS, forks[1]
+        return forks, await context.log_probs_after(*asked, **options)
 
     # Their first turns are calls.
     for forks, given in run(context, *(episode(number) for number in (0, 2))):

@@ -51,7 +51,7 @@ async def in_parts(context, number):
     (trajectory,) = await context.ask('short', (3, number), question=QUESTIONS[number])
     while trajectory.finish == 'turns' and len(trajectory.turns) < 4:
         # Another run each time: within one the name of a request is used once.
-        (trajectory,) = await context.bound().ask('short', (3, number), after=trajectory)
+        trajectory = await context.bound().go_on('short', (3, number), trajectory)
     return trajectory
 
 
@@ -92,7 +92,7 @@ def test_forks_begin_with_the_ids_of_the_rollout_and_train_their_own(policy, mon
 
     async def episode(number):
         trunk = await whole(context, number)
-        forks = await context.ask('whole', (4, number), 3, after=trunk, keep=range(1))
+        forks = await context.fork('whole', (4, number), trunk, 3, keep=range(1))
         return trunk, forks
 
     # Their first turns are calls.
@@ -127,10 +127,9 @@ def sampled_ids(pool):
 async def fold(context, number, note='dead beef', keep=(1,)):
     """A rollout that goes on with one turn of the context and a note, twice."""
     (first,) = await context.ask('whole', (3, number), question=QUESTIONS[number])
-    (second,) = await context.ask(
-        'whole', (5, number), after=first, keep=[len(first.turns) - 1], note=note
-    )
-    (third,) = await context.ask('short', (6, number), after=second, keep=[], note=note)
+    last = len(first.turns) - 1
+    second = await context.go_on('whole', (5, number), first, keep=[last], note=note)
+    third = await context.go_on('short', (6, number), second, keep=[], note=note)
     return first, second, third
 
 
@@ -197,7 +196,7 @@ def test_a_note_is_foreign_text_in_a_message_of_the_user(policy):
 
     async def episode(number, note):
         (first,) = await context.ask('short', (8, number), question='abc')
-        (second,) = await context.ask('short', (9, number), after=first, note=note)
+        second = await context.go_on('short', (9, number), first, note=note)
         return first, second
 
     def controls(ids):
@@ -236,7 +235,7 @@ def test_tools_keep_what_they_stored_and_forks_do_not_share_it(policy):
 
     async def forks():
         for kept in (0, 1, 2):
-            await context.ask('whole', (4, kept), 8, after=first, keep=range(kept))
+            await context.fork('whole', (4, kept), first, 8, keep=range(kept))
 
     run(context, forks())
     assert searches == 2
@@ -263,40 +262,36 @@ def test_what_cannot_go_on_is_refused_in_one_line(policy):
         assert len(first.turns) == 3
         bound = context.bound()
         with pytest.raises(error) as info:
-            await bound.ask('whole', (11,), after=first, **options)
+            await bound.go_on('whole', (11,), first, **options)
         assert not bound.run.continued
         return str(info.value)
 
-    missing, unread, full = run(
+    missing, full = run(
         context,
         refused(UserError, keep=[3]),
-        refused(UserError, question='abc'),
         refused(TaskDropped, note='a ' * 240),
     )
     assert 'cannot keep turn 3' in missing and '[0, 1, 2]' in missing
-    assert (
-        unread == 'nothing reads question with after=ROLLOUT, which has no prompt; say it in a note'
-    )
     assert full == 'context_full'
 
     async def twice():
         (first,) = await context.ask('short', (12,), question='abc')
-        await context.ask('short', (13,), after=first, note='a')
+        await context.go_on('short', (13,), first, note='a')
         with pytest.raises(UserError, match='goes on twice'):
-            await context.ask('short', (14,), after=first, note='a')
+            await context.go_on('short', (14,), first, note='a')
         ended = dataclasses.replace(first, turns=(dataclasses.replace(first.turns[0], text='a'),))
         with pytest.raises(UserError, match='has ended, and a turn would follow'):
-            await context.bound().ask('short', (15,), after=ended)
-        with pytest.raises(UserError, match='samples must be 1 or more, and note a text'):
+            await context.bound().go_on('short', (15,), ended)
+        with pytest.raises(UserError, match='samples is 0; give 1 or more'):
             await context.ask('short', (16,), 0, question='abc')
         with pytest.raises(UserError, match='takes a list of texts'):
             await context.log_probs('short', (16,), 'a', question='abc')
-        unread = {'note': 'a'}, {'keep': [0]}
-        for options in unread:
-            with pytest.raises(UserError, match='read with after=ROLLOUT alone'):
-                await context.ask('short', (16,), question='abc', **options)
-            with pytest.raises(UserError, match='read with after=ROLLOUT alone'):
-                await context.log_probs('short', (16,), ['a'], question='abc', **options)
+        other = dataclasses.replace(first, weights='initial')
+        with pytest.raises(UserError, match="of the weights 'initial' and cannot go on as role"):
+            await context.go_on('short', (16,), other, note='a')
+        # As an argument of `ask`, a rollout to go on from is a field that the prompt does not have.
+        with pytest.raises(UserError, match='the recipe gives question, after; give these fields'):
+            await context.ask('short', (16,), question='abc', after=first)
 
     run(context, twice())
 
@@ -332,9 +327,9 @@ def test_a_turn_that_a_limit_cut_goes_on_with_a_note_alone(policy):
     async def episode():
         (first,) = await context.ask('whole', (3, 0), question=QUESTIONS[0])
         assert first.finish == 'turn_tokens' and not first.turns[-1].closed
-        with pytest.raises(UserError, match='give ask a note'):
-            await context.ask('whole', (4, 0), after=first)
-        await context.ask('whole', (4, 0), after=first, note='a')
+        with pytest.raises(UserError, match='give a note'):
+            await context.go_on('whole', (4, 0), first)
+        await context.go_on('whole', (4, 0), first, note='a')
 
     run(context, episode())
 
@@ -345,9 +340,9 @@ def test_a_rollout_goes_on_at_its_temperature(policy):
 
     async def episode():
         (first,) = await context.ask('whole', (3, 0), temperature=0.5, question='abc')
-        (more,) = await context.ask('short', (4, 0), after=first, note='a')
-        forks = await context.ask('short', (5, 0), 2, after=first, note='a')
-        (colder,) = await context.ask('short', (6, 0), temperature=0.2, after=more, note='a')
+        more = await context.go_on('short', (4, 0), first, note='a')
+        forks = await context.fork('short', (5, 0), first, 2, note='a')
+        colder = await context.go_on('short', (6, 0), more, note='a', temperature=0.2)
         return [[turn.temperature for turn in t.turns] for t in (first, more, *forks, colder)]
 
     ((first, more, *forks, colder),) = run(context, episode())
@@ -366,9 +361,9 @@ def test_forks_behind_a_failed_call_count_as_failed(policy):
         # Its call fails when it goes on, before there are forks.
         (first,) = await context.ask('short', (3, 0), question=QUESTIONS[0])
         assert not first.has_tool_failure
-        forks = await context.ask('short', (4, 0), 2, after=first)
-        (grandchild, _) = await context.ask('short', (5, 0), 2, after=forks[0], note='a')
-        free = await context.ask('short', (6, 0), 2, after=first, keep=[], note='a')
+        forks = await context.fork('short', (4, 0), first, 2)
+        (grandchild, _) = await context.fork('short', (5, 0), forks[0], 2, note='a')
+        free = await context.fork('short', (6, 0), first, 2, keep=[], note='a')
         return forks, grandchild, free
 
     ((forks, grandchild, free),) = run(context, episode())
@@ -384,7 +379,7 @@ def test_the_episode_that_does_not_wait_for_a_call_ends(policy):
     async def episode():
         (first,) = await context.ask('short', (3, 0), question=QUESTIONS[0])
         assert first.finish == 'turns' and first.turns[-1].call is None
-        going_on = asyncio.ensure_future(context.ask('short', (4, 0), after=first))
+        going_on = asyncio.ensure_future(context.go_on('short', (4, 0), first))
         await asyncio.sleep(0)
         going_on.cancel()
         return first
@@ -408,7 +403,7 @@ def test_a_call_that_nobody_waits_for_ends_with_its_step(policy):
 
     async def going_on(first):
         try:
-            await dropped.ask('short', (4, 0), after=first)
+            await dropped.go_on('short', (4, 0), first)
         except asyncio.CancelledError:
             seen.append('cancelled')
             raise

@@ -46,12 +46,12 @@ def by_learner(policy, context_ids, text, params=None):
 async def asked_after(context, number, identity=(7,)):
     """(rollout, log-probs after a prompt, after the rollout's first turn, after all of it and a note)."""
     trajectory = await whole(context, number)
-    options = (
-        {'question': 'cab'},
-        {'after': trajectory, 'keep': [0]},
-        {'after': trajectory, 'note': 'a'},
+    asked = 'whole', (*identity, number), TEXTS
+    calls = (
+        context.log_probs(*asked, question='cab'),
+        context.log_probs_after(*asked, trajectory, keep=[0]),
+        context.log_probs_after(*asked, trajectory, note='a'),
     )
-    calls = [context.log_probs('whole', (*identity, number), TEXTS, **each) for each in options]
     return trajectory, *await asyncio.gather(*calls)
 
 
@@ -95,7 +95,7 @@ def test_they_are_the_samplers_of_the_same_tokens(policy):
         while codec.encode_plain(codec.decode(ids)) != ids:
             ids.pop()
         text = codec.decode(ids)
-        (logp,) = await context.log_probs('whole', (8, number), [text], after=trajectory, keep=[])
+        (logp,) = await context.log_probs_after('whole', (8, number), [text], trajectory, [])
         return trajectory.logp[trajectory.turns[0].start :][: len(ids)], logp
 
     results = run(context, *(episode(number) for number in range(len(QUESTIONS))))

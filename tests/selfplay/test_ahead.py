@@ -21,7 +21,7 @@ from test_engine import (  # noqa: F401
 )
 
 from zeroplay_jax.runtime import signals
-from zeroplay_jax.selfplay import metrics
+from zeroplay_jax.selfplay import step_metrics
 from zeroplay_jax.selfplay.judge import Judgement, TextJudge
 from zeroplay_jax.selfplay.schedule import Phase, Step, TaskPool, all_steps, evaluation_step
 from zeroplay_jax.types import Preempted, Question, Row, TaskDropped, Turn
@@ -287,5 +287,5 @@ def test_roles_of_the_same_weights_are_one_step_old_after_two_updates(game):
     rows = [Row('solver', trajectory((0, 0), version=2), 0.0, 0)]
     step = Step(Phase('selfplay', 1, ('solver', 'proposer')), 0, 0)
     engine.weights_of['proposer'] = 'solver'
-    staleness = metrics.staleness(step, rows, engine.weights_of, versions)
+    staleness = step_metrics.staleness(step, rows, engine.weights_of, versions)
     assert staleness == (1.0, 1)

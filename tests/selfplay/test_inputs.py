@@ -12,16 +12,17 @@ from scripted import library
 from zeroplay_jax.configs import common
 from zeroplay_jax.data import files
 from zeroplay_jax.recipes import datasets
+from zeroplay_jax.selfplay.schedule import in_epochs
 from zeroplay_jax.types import UserError
 
 
 def test_a_dataset_takes_every_item_once_an_epoch_and_is_a_function_of_the_place():
-    dealt = datasets.EpochDataset(range(7), seed=3).take(0, 21)
+    dealt = in_epochs(range(7), 0, 21, 3)
     assert (
         all(sorted(dealt[i : i + 7]) == list(range(7)) for i in (0, 7, 14))
         and dealt[:7] != dealt[7:14]
     )
-    assert datasets.EpochDataset(range(7), seed=3).take(5, 6) == dealt[5:11]
+    assert in_epochs(range(7), 5, 6, 3) == dealt[5:11]
 
 
 def test_a_bad_line_is_named(tmp_path):

@@ -82,7 +82,7 @@ def test_a_run_is_refused_before_its_weights_are_loaded(monkeypatch):
         raise AssertionError('the weights were loaded')
 
     monkeypatch.setattr(hf, 'load', load)
-    with pytest.raises(ConfigError, match='config.rollout.prompt_tokens=96'):
+    with pytest.raises(ConfigError, match='config.rollout.prompt_tokens: too short'):
         build.build(config, for_training=True)
 
 

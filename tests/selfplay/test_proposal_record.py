@@ -7,8 +7,8 @@ from refused_calls import check_table
 from trajectories import make_trajectory
 
 from zeroplay_jax.recipes.datasets import HiddenAnswer, SeedDocument
-from zeroplay_jax.selfplay import records
-from zeroplay_jax.selfplay.records import ProposalRecord
+from zeroplay_jax.selfplay import proposal_record
+from zeroplay_jax.selfplay.proposal_record import ProposalRecord
 from zeroplay_jax.types import Outcome, Question, Row, RowInfo, Task
 
 
@@ -61,7 +61,7 @@ def test_shares_over_readable_and_answerable_proposals():
 
 
 def test_the_sample_does_not_depend_on_interruptions(monkeypatch):
-    monkeypatch.setattr(records, 'SAMPLE_SIZE', 8)
+    monkeypatch.setattr(proposal_record, 'SAMPLE_SIZE', 8)
     whole, resumed = ProposalRecord(), ProposalRecord()
     for step in range(6):
         proposals = [proposal(step, index, f'Gumu {step} {index}') for index in range(5)]

@@ -15,9 +15,9 @@ from trajectories import make_trajectory
 from zeroplay_jax.policy import transformer
 from zeroplay_jax.policy.decoder import ModelConfig
 from zeroplay_jax.runtime import devices
-from zeroplay_jax.selfplay import metrics
+from zeroplay_jax.selfplay import health, metrics, step_metrics
 from zeroplay_jax.selfplay.context import StepRun
-from zeroplay_jax.selfplay.records import task_log
+from zeroplay_jax.selfplay.task_log import task_log
 from zeroplay_jax.types import (
     ENV,
     POLICY,
@@ -47,9 +47,9 @@ def make_context(hosts=1, pages=8, **scored):
 
 def test_the_causes_of_a_step_add_up_to_its_wall_time(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(metrics.time, 'perf_counter', lambda: now[0])
+    monkeypatch.setattr(step_metrics.time, 'perf_counter', lambda: now[0])
     context = make_context(hosts=2)
-    clock = metrics.StepClock(context)
+    clock = step_metrics.StepClock(context)
     now[0] += 10
     context.scheduler.stats['tool_wait_seconds'] += 3
     context.scheduler.stats['peer_wait_seconds'] += 1
@@ -66,22 +66,22 @@ def test_the_causes_of_a_step_add_up_to_its_wall_time(monkeypatch):
         'seconds/update': 3.0,
     }
     # A single process exchanges nothing.
-    alone = metrics.StepClock(make_context())
+    alone = step_metrics.StepClock(make_context())
     alone.end_part('rollout')
     assert alone.metrics() == {'seconds/rollout': 0.0, 'seconds/tools': 0.0}
 
 
 def test_evictions_are_a_column_wherever_pages_can_be_taken():
     before = collections.Counter()
-    enough = metrics.throughput(make_context(pages=8), before, 4, 2.0)
+    enough = step_metrics.throughput(make_context(pages=8), before, 4, 2.0)
     assert not {'evictions', 'refilled_tokens'} & enough.keys()
     assert enough['tool_seconds/search/p50'] == 2.0
-    few = metrics.throughput(make_context(pages=7), before, 4, 2.0)
+    few = step_metrics.throughput(make_context(pages=7), before, 4, 2.0)
     assert few['evictions'] == few['refilled_tokens'] == 0.0
     # And what log_probs computed where there are any.
     assert 'scored_tokens' not in few
     context = make_context(scored_texts=3, scored_tokens=70)
-    scored = metrics.throughput(context, before, 4, 2.0)
+    scored = step_metrics.throughput(context, before, 4, 2.0)
     assert (scored['scored_texts'], scored['scored_tokens']) == (3.0, 70.0)
 
 
@@ -100,9 +100,9 @@ def test_operations_of_a_sequence_by_hand():
     rows = [Row('solver', scripted.trajectory(), 1.0, 0)] * 2
     for is_frozen in (False, True):
         row_operations = transformer.update_operations(model, 4, 4, is_frozen)
-        assert metrics.operations(model, rows, is_frozen) == 2 * row_operations
+        assert step_metrics.operations(model, rows, is_frozen) == 2 * row_operations
     # A value network has no logits: three passes of an update, and one for the values before it.
-    assert metrics.value_operations(model, rows) == pytest.approx(
+    assert step_metrics.value_operations(model, rows) == pytest.approx(
         2 * 4 * transformer.forward_operations(model, 4, 0)
     )
 
@@ -125,10 +125,10 @@ def test_the_gap_counts_trained_tokens_only():
     batch = types.SimpleNamespace(
         mask=mask, old_logp=np.log([[0.9, 0.5, 0.5]]), sampler_logp=np.log([[0.1, 0.4, 0.5]])
     )
-    (total, count) = metrics.sampler_gap([batch], make_context().hosts)['sampler_gap']
+    (total, count) = step_metrics.sampler_gap([batch], make_context().hosts)['sampler_gap']
     assert count == 2 and total == pytest.approx(0.1)
     batch.mask = ~np.ones_like(mask)
-    assert metrics.sampler_gap([batch], make_context().hosts) == {}
+    assert step_metrics.sampler_gap([batch], make_context().hosts) == {}
 
 
 # ---- figures of the alarms ---------------------------------------------------------------------------
@@ -144,16 +144,16 @@ def answer_row(*turns, answers=('Lomi',), score=1.0, finish='answer', **fields):
 
 def test_few_calls_of_rollouts_that_need_none_are_no_broken_tool():
     silent = [answer_row() for _ in range(40)]
-    assert 'call_error_share' not in metrics.health(silent + [answer_row(FAILED)] * 9, (), {})
+    assert 'call_error_share' not in health.health(silent + [answer_row(FAILED)] * 9, (), {})
     calling = [answer_row(FAILED)] * 8 + [answer_row()] * 8
-    assert metrics.health(calling, (), {})['call_error_share'] == (8, 8)
+    assert health.health(calling, (), {})['call_error_share'] == (8, 8)
     # A role without tools cannot call one.
-    assert 'no_call_share' not in metrics.health(calling, (), {})
-    assert metrics.health(calling, ('solver',), {})['no_call_share'] == (8, 16)
+    assert 'no_call_share' not in health.health(calling, (), {})
+    assert health.health(calling, ('solver',), {})['no_call_share'] == (8, 16)
     # Rollouts that were cut before they could call or answer.
     cut = [answer_row(finish='turn_tokens')] * 8
-    assert metrics.health(calling + cut, ('solver',), {})['no_call_share'] == (8, 16)
-    assert 'no_call_share' not in metrics.health(cut * 2, ('solver',), {})
+    assert health.health(calling + cut, ('solver',), {})['no_call_share'] == (8, 16)
+    assert 'no_call_share' not in health.health(cut * 2, ('solver',), {})
 
 
 def test_equal_questions_of_one_task_are_no_duplicates():
@@ -166,7 +166,7 @@ def test_equal_questions_of_one_task_are_no_duplicates():
         proposal(number // 2, f'Who founded {number // 2}?', number % 2) for number in range(12)
     ]
     rows += [proposal(6, 'The same?'), proposal(7, 'the SAME')]
-    assert metrics.health(rows, (), {})['duplicate_share'] == (2, 8)
+    assert health.health(rows, (), {})['duplicate_share'] == (2, 8)
 
 
 # ---- the table, and rows --------------------------------------------------
@@ -174,7 +174,7 @@ def test_equal_questions_of_one_task_are_no_duplicates():
 
 def peak(kind):
     with mock.patch.object(jax, 'devices', lambda: machines(kind, kind)):
-        figures = metrics.utilisation(1e12, 2.0)
+        figures = step_metrics.utilisation(1e12, 2.0)
     return f'{1e12 / (2 * 2.0 * figures["mfu"]):.4g}' if figures else 'unknown'
 
 
@@ -184,8 +184,8 @@ def missing_evidence(text, *answers):
     plain = ToolCall('calculator', {}, text)
     shares = set()
     for row in (answer_row(Turn('s', each), answers=answers) for each in (call, plain)):
-        shares.add(metrics.health([row] * 8 + [answer_row(score=0.4)], (), {})['no_evidence_share'])
-        assert 'no_evidence_share' not in metrics.health([row] * 7, (), {})
+        shares.add(health.health([row] * 8 + [answer_row(score=0.4)], (), {})['no_evidence_share'])
+        assert 'no_evidence_share' not in health.health([row] * 7, (), {})
     (share,) = shares
     return share
 
@@ -333,5 +333,5 @@ def test_lengths_without_thoughts_are_those_of_what_was_written(monkeypatch):
     # The teacher reads each context behind its own prompt.
     read = []
     monkeypatch.setattr(transformer, 'forward_operations', lambda *each: read.append(each) or 1.0)
-    assert metrics.teacher_operations('model', [row, solver_row()]) == 2.0
+    assert step_metrics.teacher_operations('model', [row, solver_row()]) == 2.0
     assert read == [('model', 9, 4), ('model', 10, 2)]

@@ -41,15 +41,20 @@ class Solver:
         )
         self.roles = {'solver': types.SimpleNamespace(env=env)}
 
-    async def ask(self, role, identity, after=None, **options):
-        self.asked.append((identity, after, options))
+    async def ask(self, role, identity, **fields):
+        return [self.turn(identity, None, fields)]
+
+    async def go_on(self, role, identity, rollout, note):
+        return self.turn(identity, rollout, note)
+
+    def turn(self, identity, before, asked):
+        self.asked.append((identity, before, asked))
         text = self.script.pop(0)
         if isinstance(text, Exception):
             raise text
-        before = after.turns if after else ()
         empty = np.zeros(0)
-        turns = (*before, Turn(text))
-        return [Trajectory(empty, empty, empty, turns, 'eos', 'solver', 0, (*identity, 0))]
+        turns = (*(before.turns if before else ()), Turn(text))
+        return Trajectory(empty, empty, empty, turns, 'eos', 'solver', 0, (*identity, 0))
 
 
 def play(script, *added, opening=(QUESTION,)):
@@ -74,12 +79,12 @@ def result(text):
 
 def test_a_message_of_the_harness_is_the_result_of_a_call():
     replies, model, asked = play([CALL, 'In Demas.'], result('Rapon was born in Demas.'))
-    (_, _, first), (identity, after, options) = asked
+    (_, _, first), (identity, after, note) = asked
     assert first == {'prompt': 'environment', 'system': '', 'message': QUESTION['content']}
     (request,) = replies[0]['message']['tool_calls']
     assert replies[0]['finish_reason'] == 'tool_calls' and request['function']['name'] == 'search'
     assert json.loads(request['function']['arguments']) == {'query': 'Rapon'}
-    assert identity == (7, 1) and options == {}
+    assert identity == (7, 1) and note == ''
     call = after.turns[-1].call
     assert call.tool == 'search' and call.arguments == {'query': 'Rapon'} and call.error is None
     assert call.text == 'Rapon was born in Demas.'
@@ -104,7 +109,7 @@ def test_the_harness_also_answers_calls_that_are_refused(text, error):
 
 def test_a_message_behind_a_turn_without_a_call_is_a_note():
     _, model, asked = play(['A tree.', 'A hut.'], {'role': 'user', 'content': 'Without a t.'})
-    assert asked[1][2] == {'note': 'Without a t.'} and asked[1][1].turns == (Turn('A tree.'),)
+    assert asked[1][2] == 'Without a t.' and asked[1][1].turns == (Turn('A tree.'),)
     assert len(model.rollout.turns) == 2
 
 

@@ -11,7 +11,7 @@ from zeroplay_jax.configs import common
 from zeroplay_jax.evaluation.agent import OpenCorpus
 from zeroplay_jax.evaluation.play import _is_doubtful
 from zeroplay_jax.retrieval.client import Client
-from zeroplay_jax.selfplay import metrics
+from zeroplay_jax.selfplay import health, metrics
 from zeroplay_jax.selfplay.library import Library, SearchableCorpus
 from zeroplay_jax.selfplay.library_builder import check_and_reset_failures
 from zeroplay_jax.selfplay.schedule import Phase, Step
@@ -85,7 +85,7 @@ def trajectory_of(*rows):
 
 def metrics_of(*rows):
     row = Row('solver', trajectory_of(*rows), reward=0.0, group=0)
-    return metrics.ratios(metrics.health([row], (), {}))
+    return metrics.ratios(health.health([row], (), {}))
 
 
 @pytest.mark.fault('B', 'a run over a server that finds nothing')

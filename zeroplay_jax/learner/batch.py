@@ -23,14 +23,6 @@ from zeroplay_jax.policy.experts import NOT_RECORDED
 from zeroplay_jax.policy.transformer import Params
 from zeroplay_jax.types import POLICY, Row, Trajectory, UserError
 
-# ---- packing ---------------------------------------------------------------------------------------
-#
-# Trajectories become micro-batches of one static shape. Places are chosen by lengths alone.
-
-
-# Orders in which trajectories are packed.
-ORDERS = ('arrival', 'longest_first')
-
 
 class _Context(NamedTuple):
     """A context of a rollout, which is packed by itself (`Trajectory.contexts`).
@@ -174,8 +166,6 @@ def _token_advantages(row: Row, context: int, tokens: int) -> float | np.ndarray
 
 def _in_order(contexts: list[_Context], order: str) -> list[_Context]:
     """Returns the contexts in the order in which they are packed."""
-    if order not in ORDERS:
-        raise ValueError(f'pack: order is {order!r}; choose one of {ORDERS}')
     if order == 'longest_first':
         return sorted(contexts, key=lambda each: len(each.trajectory.tokens), reverse=True)
     return contexts

@@ -26,7 +26,7 @@ from zeroplay_jax.learner.batch import (
     with_rollout_means,
 )
 from zeroplay_jax.learner.loss import LossConfig
-from zeroplay_jax.learner.role_update import RoleUpdate, Trained, make_role_update
+from zeroplay_jax.learner.role_update import Layout, RoleUpdate, Trained
 from zeroplay_jax.learner.weights_view import (
     FrozenBase,
     WeightsView,
@@ -38,10 +38,6 @@ from zeroplay_jax.objectives.types import Stats
 from zeroplay_jax.policy import adapters, experts, sharding
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.types import UserError
-
-# ---- update statistics -----------------------------------------------------------------------------
-#
-# What the host reads of an update: whether there is anything to train on, and the statistics of the loss.
 
 
 def any_weight(batches: Sequence[Batch]) -> bool:
@@ -78,9 +74,6 @@ def host_statistics(device_stats: Any, gradient_norm: jax.Array) -> Stats:
         stats['gradient_norm'] = (0.0, 0.0)
         stats['skipped_updates'] = (1.0, 1.0)
     return stats
-
-
-# ---- learner ---------------------------------------------------------------------------------------
 
 
 class Learner(Trained):
@@ -159,10 +152,16 @@ class Learner(Trained):
         if has_reference and base is None:
             self.reference = self._to_host(jax.device_put(params, self.shardings['params']))
 
+        layout = self._layout(params)
         self._role_updates = {}
         for name, optimizer_name in optimizer_names.items():
-            self._role_updates[name] = self._make_role_update(
-                loss_configs[name], optimizer_name, transforms[optimizer_name], params
+            self._role_updates[name] = RoleUpdate(
+                layout,
+                loss_configs[name],
+                optimizer_name,
+                transforms[optimizer_name],
+                self.shardings['opt'][optimizer_name],
+                self._blank_batch(loss_configs[name]),
             )
 
         self._ema = jax.jit(
@@ -209,28 +208,20 @@ class Learner(Trained):
         arrays = jax.jit(initializer, out_shardings=shardings)(params)
         return self._to_host(arrays)
 
-    def _make_role_update(
-        self, config: LossConfig, optimizer_name: str, transform: Any, params: Params
-    ) -> RoleUpdate:
-        # Shapes suffice for building the programs, whether `params` are arrays or shapes.
-        param_shapes = jax.eval_shape(copy_tree, params)
-        weight_shapes, weight_shardings = self._readable_layout(param_shapes)
-        teacher_params = jax.eval_shape(self.initial_teacher, param_shapes)
-        teacher_shapes, _ = self._readable_layout(teacher_params)
-        return make_role_update(
+    def _layout(self, params: Params) -> Layout:
+        """Returns what the programs of updates read and write; shapes suffice, whether `params` are arrays or not."""
+        shapes = jax.eval_shape(copy_tree, params)
+        weights, weight_shardings = self._readable_layout(shapes)
+        teacher, _ = self._readable_layout(jax.eval_shape(self.initial_teacher, shapes))
+        return Layout(
             self.model,
             self.mesh,
-            config,
-            optimizer_name,
-            transform,
-            param_shapes,
+            shapes,
             self.shardings['params'],
-            self.shardings['opt'][optimizer_name],
-            weight_shapes,
+            weights,
             weight_shardings,
-            teacher_shapes,
+            teacher,
             self.base,
-            self._blank_batch(config),
         )
 
     def _blank_batch(self, config: LossConfig) -> Batch:

@@ -49,12 +49,9 @@ class LossConfig:
           ValueError: there is no loss of that name.
         """
         # The name is resolved once here, not at every trace of the loss.
-        policy_loss = resolve_loss(role.loss)
-        values: dict[str, Any] = {'policy_loss': policy_loss}
-        for field in dataclasses.fields(cls):
-            if field.name not in values:
-                values[field.name] = role[field.name]
-        return cls(**values)
+        _, *fields = dataclasses.fields(cls)
+        values: dict[str, Any] = {field.name: role[field.name] for field in fields}
+        return cls(resolve_loss(role.loss), **values)
 
     @property
     def elementwise(self) -> bool:

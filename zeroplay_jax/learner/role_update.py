@@ -49,121 +49,108 @@ class Trained:
 
 
 @dataclasses.dataclass(frozen=True)
-class RoleUpdate:
-    """The programs of a role's update, jitted.
+class Layout:
+    """What the programs of a learner read and write: trees of shapes (jax.ShapeDtypeStruct) and of shardings.
 
     Attributes:
-      config: static part of its loss.
+      model, mesh: static shape of the decoder, and devices.
+      params, param_shardings: of the float32 masters, and of gradients.
+      weights, weight_shardings: of what `accumulate` and `score` read: the masters or a sampler's view of them
+        (Learner, `weights`).
+      teacher: shapes of a teacher's weights as `accumulate` reads them; not used without one.
+      base: the frozen weights of which all these are adapters; None for whole weights.
+    """
+
+    model: ModelConfig
+    mesh: jax.sharding.Mesh
+    params: Params
+    param_shardings: Any
+    weights: Params
+    weight_shardings: Any
+    teacher: Params
+    base: FrozenBase | None
+
+
+class RoleUpdate:
+    """The programs of a role's update, jitted; each is compiled at its first call.
+
+    Args:
+      layout: of the learner.
+      config: static part of the role's loss.
       optimizer: name of the optimiser state that it updates.
+      transform: that optimiser.
+      opt_shardings: shardings of its state.
+      blank_batch: a micro-batch, of which only the shapes are used.
+
+    Attributes:
       zero_gradients: () → (gradients, statistics), all zeros: the start of an accumulation.
       accumulate: (weights, gradients, statistics, batch, ref_logp, teacher, distill_coef, base) → (gradients,
         statistics) with one micro-batch added. Donates the accumulators.
       apply: (params, optimiser state, gradients) → (params, optimiser state, gradient norm). Donates the first two.
       score: (weights, batch, base) → log-probs float32 [B, L].
       score_reference: the same for the reference of the KL term, whose weights are {} with a base: the base alone.
-
-    `params` are the float32 masters; `weights` are these or a sampler's view of them (Learner, `weights`). `base` is
-    None, or the frozen weights of which both are adapters.
     """
 
-    config: LossConfig
-    optimizer: str
-    zero_gradients: Any
-    accumulate: Any
-    apply: Any
-    score: Any
-    score_reference: Any
+    def __init__(
+        self,
+        layout: Layout,
+        config: LossConfig,
+        optimizer: str,
+        transform: optax.GradientTransformation,
+        opt_shardings: Any,
+        blank_batch: Batch,
+    ):
+        self.config = config
+        self.optimizer = optimizer
+        rows = sharding.rows(layout.mesh)
+        replicated = sharding.replicated(layout.mesh)
+        weights = layout.weight_shardings
+        # None is an empty pytree: without a base or a teacher the programs have no argument for it.
+        base = None if layout.base is None else layout.base.params
+        base_shardings = None if layout.base is None else layout.base.shardings
+        teacher = layout.teacher if config.distills else None
+        teacher_shardings = weights if config.distills else None
+        # The names of the statistics depend on the loss, so it is traced once to get them.
+        _, stats = jax.eval_shape(
+            functools.partial(loss, layout.model, config),
+            layout.weights,
+            blank_batch,
+            blank_batch.old_logp,
+            teacher,
+            jnp.float32(0),
+            base,
+        )
 
+        # The zeros are made by a program, which creates them on the devices, sharded like the parameters.
+        def make_zeros():
+            return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (layout.params, stats))
 
-def make_role_update(
-    model: ModelConfig,
-    mesh: jax.sharding.Mesh,
-    config: LossConfig,
-    optimizer: str,
-    transform: optax.GradientTransformation,
-    param_shapes: Params,
-    param_shardings: Any,
-    opt_shardings: Any,
-    weight_shapes: Params,
-    weight_shardings: Any,
-    teacher_shapes: Params,
-    base: FrozenBase | None,
-    blank_batch: Batch,
-) -> RoleUpdate:
-    """Builds the programs; each is compiled at its first call.
+        def make_score(read_shardings):
+            return jax.jit(
+                functools.partial(score, layout.model, config.temperature),
+                in_shardings=(read_shardings, rows, base_shardings),
+                out_shardings=rows,
+            )
 
-    Args:
-      model, mesh: static shape of the decoder, and devices.
-      config: static part of the role's loss.
-      optimizer: name of the optimiser state that the role updates.
-      transform: that optimiser.
-      param_shapes: tree of jax.ShapeDtypeStruct.
-      param_shardings: shardings of parameters and gradients.
-      opt_shardings: shardings of the optimiser state.
-      weight_shapes: tree of jax.ShapeDtypeStruct: the weights that `accumulate` and `score` read.
-      weight_shardings: their shardings, and a teacher's.
-      teacher_shapes: the weights of a teacher as `accumulate` reads them; not used without one.
-      base: of the adapters, of which only the shapes are used; None for whole weights.
-      blank_batch: a micro-batch, of which only the shapes are used.
-    """
-    row_sharding = sharding.rows(mesh)
-    replicated = sharding.replicated(mesh)
-    # None is an empty pytree: without a base or a teacher the programs have no argument for it.
-    base_params = None if base is None else base.params
-    base_shardings = None if base is None else base.shardings
-    teacher_shardings = weight_shardings if config.distills else None
-    read_teacher = teacher_shapes if config.distills else None
-    stat_shapes = _statistic_shapes(
-        model, config, weight_shapes, read_teacher, base_params, blank_batch
-    )
-
-    # The zeros are made by a program, which creates them on the devices, sharded like the parameters.
-    def make_zeros():
-        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (param_shapes, stat_shapes))
-
-    # One entry per argument of `_accumulate` after the config: weights, gradients, stats, batch, ref_logp, teacher,
-    # distill_coef, base.
-    accumulate_shardings = (
-        weight_shardings,
-        param_shardings,
-        replicated,
-        row_sharding,
-        row_sharding,
-        teacher_shardings,
-        replicated,
-        base_shardings,
-    )
-    make_score = functools.partial(_score_program, model, config, row_sharding, base_shardings)
-    leaves, treedef = jax.tree.flatten((accumulate_shardings, (param_shardings, replicated)))
-    return RoleUpdate(
-        config=config,
-        optimizer=optimizer,
-        zero_gradients=jax.jit(make_zeros, out_shardings=(param_shardings, replicated)),
-        accumulate=_accumulate_program(
-            model,
+        accumulators = (layout.param_shardings, replicated)
+        arguments = (weights, *accumulators, rows, rows, teacher_shardings, replicated)
+        leaves, treedef = jax.tree.flatten(((*arguments, base_shardings), accumulators))
+        self.zero_gradients = jax.jit(make_zeros, out_shardings=accumulators)
+        self.accumulate = _accumulate_program(
+            layout.model,
             config,
             treedef,
             tuple(leaves),
-            _shapes((param_shapes, weight_shapes, read_teacher, base_params)),
+            _shapes((layout.params, layout.weights, teacher, base)),
             _shapes(blank_batch),
-        ),
-        apply=jax.jit(
+        )
+        self.apply = jax.jit(
             functools.partial(apply_gradients, transform),
             donate_argnums=(0, 1),
-            out_shardings=(param_shardings, opt_shardings, replicated),
-        ),
-        score=make_score(weight_shardings),
-        score_reference=make_score(weight_shardings if base is None else {}),
-    )
-
-
-def _score_program(model, config, row_sharding, base_shardings, weight_shardings):
-    """Returns `score`, jitted."""
-    return jax.jit(
-        functools.partial(score, model, config.temperature),
-        in_shardings=(weight_shardings, row_sharding, base_shardings),
-        out_shardings=row_sharding,
-    )
+            out_shardings=(layout.param_shardings, opt_shardings, replicated),
+        )
+        self.score = make_score(weights)
+        self.score_reference = make_score({} if base is not None else weights)
 
 
 def _shapes(tree) -> tuple:
@@ -187,21 +174,6 @@ def _accumulate_program(model, config, treedef, leaves, weight_shapes, batch_sha
         in_shardings=in_shardings,
         out_shardings=out_shardings,
     )
-
-
-def _statistic_shapes(model, config, weight_shapes, teacher_shapes, base, batch):
-    """Returns the tree of statistics of the loss as shapes."""
-    # The names of the statistics depend on the loss, so it is traced once to get them.
-    _, stat_shapes = jax.eval_shape(
-        functools.partial(loss, model, config),
-        weight_shapes,
-        batch,
-        batch.old_logp,
-        teacher_shapes,
-        jnp.float32(0),
-        base,
-    )
-    return stat_shapes
 
 
 def score(model, temperature, weights, batch, base=None):
@@ -230,15 +202,25 @@ def _accumulate(
     def widen(weight, gradient):
         return weight.astype(gradient.dtype)
 
-    params = jax.tree.map(widen, weights, gradients)
-    # Losses are sums of weighted tokens with a global denominator, so gradients add up without rescaling.
-    gradient_function = jax.grad(loss, argnums=2, has_aux=True)
-    batch_gradients, batch_stats = gradient_function(
-        model, config, params, batch, ref_logp, teacher, distill_coef, base
+    return add_gradients(
+        functools.partial(loss, model, config),
+        jax.tree.map(widen, weights, gradients),
+        gradients,
+        stats,
+        batch,
+        ref_logp,
+        teacher,
+        distill_coef,
+        base,
     )
-    gradients = jax.tree.map(jnp.add, gradients, batch_gradients)
-    stats = jax.tree.map(jnp.add, stats, batch_stats)
-    return gradients, stats
+
+
+def add_gradients(loss_of, params, gradients, stats, *arguments):
+    """Returns accumulated gradients and statistics with those of `loss_of(params, *arguments)` added."""
+    # Losses are sums of weighted tokens with a global denominator, so gradients add up without rescaling.
+    added_gradients, added_stats = jax.grad(loss_of, has_aux=True)(params, *arguments)
+    gradients = jax.tree.map(jnp.add, gradients, added_gradients)
+    return gradients, jax.tree.map(jnp.add, stats, added_stats)
 
 
 def apply_gradients(transform, params, opt_state, gradients):

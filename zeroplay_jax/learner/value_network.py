@@ -19,7 +19,7 @@ from jaxtyping import Array, Float
 from zeroplay_jax.learner import optimizer
 from zeroplay_jax.learner.batch import Batch
 from zeroplay_jax.learner.learner import host_statistics
-from zeroplay_jax.learner.role_update import Trained, apply_gradients
+from zeroplay_jax.learner.role_update import Trained, add_gradients, apply_gradients
 from zeroplay_jax.learner.weights_view import copy_tree
 from zeroplay_jax.objectives import aggregation
 from zeroplay_jax.objectives.types import DeviceStats, Stats
@@ -248,12 +248,7 @@ def _loss(model, clip, params, batch: ValueBatch) -> tuple[Float[Array, ''], Dev
 
 def _accumulate(model, clip, params, gradients, stats, batch):
     """Returns gradients and statistics with those of one micro-batch added."""
-    gradient_function = jax.grad(_loss, argnums=2, has_aux=True)
-    batch_gradients, batch_stats = gradient_function(model, clip, params, batch)
-    return (
-        jax.tree.map(jnp.add, gradients, batch_gradients),
-        jax.tree.map(jnp.add, stats, batch_stats),
-    )
+    return add_gradients(functools.partial(_loss, model, clip), params, gradients, stats, batch)
 
 
 def _zeros(param_shapes):

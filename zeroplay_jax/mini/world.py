@@ -63,9 +63,14 @@ class World:
             trained on other deals.
 
         Raises:
-          UserError: unknown split, a share outside [0, 1], or a seed for which no names are left.
+          UserError: a seed for which no names are left.
         """
-        _check_arguments(seed, split, near_misses)
+        # The names of a split are finite, and worlds do not share them.
+        last_seed = worlds_available(split) - 1
+        if not 0 <= seed <= last_seed:
+            raise UserError(
+                f'World(seed={seed}, split={split!r}): the names suffice for seeds 0 to {last_seed}'
+            )
         self.seed = seed
         self.split = split
         self._rng = np.random.default_rng([seed, split == 'evaluation', deal])
@@ -198,20 +203,6 @@ class World:
                 break
             value = self.value(value, relation)
         return value, len(relations)
-
-
-def _check_arguments(seed: int, split: str, near_misses: float) -> None:
-    """Raises UserError for an argument of `World` outside its range, see `World.__init__`."""
-    if split not in ('train', 'evaluation'):
-        raise UserError(f"World(split={split!r}): no such split; give 'train' or 'evaluation'")
-    if not 0 <= near_misses <= 1:
-        raise UserError(f'World(near_misses={near_misses}): not a share; give a number from 0 to 1')
-    # The names of a split are finite, and worlds do not share them.
-    last_seed = worlds_available(split) - 1
-    if not 0 <= seed <= last_seed:
-        raise UserError(
-            f'World(seed={seed}, split={split!r}): the names suffice for seeds 0 to {last_seed}'
-        )
 
 
 def worlds_available(split: str) -> int:

@@ -31,14 +31,6 @@ LARGEST_REWARD = 1e18
 # Rewards of a group that differ by less, of their size, differ by the rounding of equal sums.
 _ROUNDING = 1e-12
 
-# Options that select a method; the papers behind them are in the docstring of `group_advantages`.
-_OPTIONS = {
-    'baseline': ('mean', 'loo', 'none'),
-    'scale': ('std', 'none', 'batch'),
-    'ddof': (0, 1),
-    'singleton': ('zero', 'raw'),
-}
-
 
 @dataclasses.dataclass(frozen=True)
 class RewardTable:
@@ -216,10 +208,9 @@ def group_advantages(
         `group_size` and the shares `group_size/1` to `group_size/17_up` per group.
 
     Raises:
-      ValueError: shapes differ, keys are not integers, a reward is beyond `LARGEST_REWARD`, or an option is unknown.
+      ValueError: a reward is beyond `LARGEST_REWARD`.
     """
-    rewards, groups, valid = _check_rows('group_advantages', rewards, groups, valid)
-    _check_arguments(baseline, scale, ddof, singleton, lengths, rewards.shape)
+    rewards, valid = _check_rows('group_advantages', rewards, valid)
     has_baseline = baseline != 'none'
     # A reward function may return NaN. One such row must not make its whole group NaN.
     finite = np.isfinite(rewards)
@@ -298,9 +289,9 @@ def informative_groups(
       bool [B].
 
     Raises:
-      ValueError: shapes differ or keys are not integers.
+      ValueError: a reward is beyond `LARGEST_REWARD`.
     """
-    rewards, groups, valid = _check_rows('informative_groups', rewards, groups, valid)
+    rewards, valid = _check_rows('informative_groups', rewards, valid)
     used = valid & np.isfinite(rewards)
     group_index, _, informative = _group_rows(rewards[used], groups[used])
     # Excluded rows are False even in a group with variance, because they are not trained on.
@@ -322,16 +313,9 @@ def whiten(
 
     Returns:
       float64, the shape of values; 0 where counts is 0, and everywhere if all counted values are equal.
-
-    Raises:
-      ValueError: shapes differ or a count is negative.
     """
     values = np.asarray(values, np.float64)
     counts = np.asarray(counts, np.float64)
-    if values.shape != counts.shape or np.any(counts < 0):
-        raise ValueError(
-            f'whiten: values {values.shape} and counts {counts.shape} must have one shape, no count below 0'
-        )
     counted = counts > 0
     values = np.where(counted, values, 0.0)
     # Equal values are found by comparison, because rounding in the mean would be blown up by √eps = 1e-4.
@@ -350,29 +334,16 @@ def whiten(
     return np.where(counted, whitened, 0.0)
 
 
-def _check_rows(name, rewards, groups, valid):
-    """Returns (rewards float64, groups, valid bool), all [B], or raises ValueError."""
+def _check_rows(name, rewards, valid):
+    """Returns (rewards float64, valid bool), [B]; raises ValueError for a reward beyond `LARGEST_REWARD`."""
     rewards = np.asarray(rewards, np.float64)
-    groups = np.asarray(groups)
-    if valid is None:
-        valid = np.ones(rewards.shape, bool)
-    valid = np.asarray(valid, bool)
-    same_shape = rewards.shape == groups.shape == valid.shape
-    if rewards.ndim != 1 or not same_shape:
-        raise ValueError(
-            f'{name}: rewards {rewards.shape}, groups {groups.shape} and valid {valid.shape} '
-            'must be one-dimensional and equally long'
-        )
+    valid = np.ones(rewards.shape, bool) if valid is None else valid
     too_large = np.flatnonzero(valid & np.isfinite(rewards) & (np.abs(rewards) > LARGEST_REWARD))
     if too_large.size:
         raise ValueError(
             f'{name}: rewards[{too_large[0]}] is {rewards[too_large[0]]}; give at most {LARGEST_REWARD}'
         )
-    has_integers = np.issubdtype(groups.dtype, np.integer)
-    # An empty list of keys becomes an array of floats.
-    if groups.size and not has_integers:
-        raise ValueError(f'{name}: groups are {groups.dtype}, not integers; number the keys first')
-    return rewards, groups, valid
+    return rewards, valid
 
 
 def _group_rows(rewards, groups):
@@ -410,30 +381,6 @@ def _group_std(deviations, group_index, group_sizes, ddof):
     group_std = np.sqrt(squares / degrees_of_freedom)
     # A group of one has no deviation. Dividing by 1 keeps the raw reward of singleton='raw'.
     return np.where(group_sizes > 1, group_std, 1.0)
-
-
-def _check_arguments(baseline, scale, ddof, singleton, lengths, shape):
-    """Raises ValueError for unknown options and for combinations without a meaning."""
-    options = {
-        'baseline': baseline,
-        'scale': scale,
-        'ddof': ddof,
-        'singleton': singleton,
-    }
-    for name, value in options.items():
-        if value not in _OPTIONS[name]:
-            raise ValueError(
-                f'group_advantages: {name} is {value!r}; choose one of {_OPTIONS[name]}'
-            )
-    # Rewards of 1 divided by the deviation of nearly equal rewards would be huge.
-    if baseline == 'none' and scale == 'std':
-        raise ValueError(
-            "group_advantages: scale='std' without a baseline gives unbounded advantages; set scale='none'"
-        )
-    if scale == 'batch' and np.shape(lengths) != shape:
-        raise ValueError(
-            f"group_advantages: scale='batch' needs lengths, the trained tokens of each of the {shape[0]} rows"
-        )
 
 
 def check_group_sizes(groups: Int[np.ndarray, ' rows'], group_size: int | None) -> None:

@@ -14,10 +14,8 @@ from jaxtyping import Array, Bool, Float, Int
 from zeroplay_jax.objectives.masking import masked
 from zeroplay_jax.objectives.types import PerToken
 
-MODES = ('token', 'seq_mean_token_mean', 'seq_mean_token_sum', 'constant')
-
 # 'constant' has no denominator of its own: the caller chooses it.
-_MODES_WITH_DENOMINATOR = MODES[:3]
+_MODES_WITH_DENOMINATOR = ('token', 'seq_mean_token_mean', 'seq_mean_token_sum')
 
 
 def aggregate(per_token: PerToken, weights: PerToken) -> Float[Array, '']:
@@ -84,7 +82,7 @@ def token_weights(
       mask: bool [B, T], True on tokens to learn from.
       sequence: int [B, T], index of the rollout that a position belongs to, -1 where empty; several rollouts may
         share a row. None: every row is one rollout.
-      mode: one of MODES.
+      mode: one of these.
       total: D where it is not the denominator of this batch alone: for 'constant', with several hosts, or when
         rollouts were left out of the batch (see `denominator`).
 
@@ -92,31 +90,14 @@ def token_weights(
       float32 [B, T], 0 where masked. All zeros when the batch has no trained token: the caller skips the update.
 
     Raises:
-      ValueError: shapes differ, the mode is unknown, a trained token belongs to no rollout, or `total` is missing,
-        not positive, or infinite.
+      ValueError: `total` is missing, not positive, or infinite.
     """
-    mask = np.asarray(mask, bool)
     if sequence is None:
-        row_index = np.indices(mask.shape)[0]
-        sequence = row_index
-    sequence = np.asarray(sequence)
-    if mask.ndim != 2 or sequence.shape != mask.shape:
-        raise ValueError(
-            f'token_weights: mask {mask.shape}, sequence {sequence.shape}: both must be [B, T]'
-        )
-    if mode not in MODES:
-        raise ValueError(f'token_weights: mode is {mode!r}; choose one of {MODES}')
-
+        sequence = np.indices(mask.shape)[0]
     token_rollout = sequence[mask]
-    if np.any(token_rollout < 0):
-        raise ValueError(
-            'token_weights: a trained token has sequence -1; mask it or give the index of its rollout'
-        )
     # Indices count the rollouts of the whole batch, so bincount gives |y| of each at its index.
     lengths = np.bincount(token_rollout)
 
-    if total is None and mode == 'constant':
-        raise ValueError("token_weights: mode 'constant' has no denominator; pass `total`")
     if total is None:
         total = denominator(lengths, mode)
     # A total of 0 is right for a batch without trained tokens: its weights are all 0.

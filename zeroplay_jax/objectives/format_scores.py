@@ -39,9 +39,6 @@ def drzero_format(
         where calls equal responses, in the retrieved text. All in normal form.
       raw: (1 + think + tool + answer)/4, or 0 when the question or the answer is missing or the question contains the
         answer.
-
-    Raises:
-      ValueError: hops is below 1 or a count is negative.
     """
     question = (question or '').strip()
     answer = (answer or '').strip()
@@ -91,9 +88,6 @@ def drzero_separate_format(
     Returns:
       Parts, each in [0, 1]: 'think' and 'tool' as in `drzero_format`; 'question' and 'answer', whether there is one;
       'raw', the mean of the four.
-
-    Raises:
-      ValueError: hops is below 1 or a count is negative.
     """
     think, tool = _drzero_think_and_tool(turns, calls, responses, hops)
     has_question = float(bool((question or '').strip()))
@@ -111,11 +105,7 @@ def drzero_separate_format(
 def _drzero_think_and_tool(
     turns: Sequence[str], calls: int, responses: int, hops: int
 ) -> tuple[float, float]:
-    """Returns the parts 'think' and 'tool' of `drzero_format`; raises its errors."""
-    if hops < 1 or calls < 0 or responses < 0:
-        raise ValueError(
-            f'drzero_format: needs hops ≥ 1 and counts ≥ 0, got {hops}, {calls}, {responses}'
-        )
+    """Returns the parts 'think' and 'tool' of `drzero_format`."""
     num_thoughts = sum(_begins_with_thought(turn) for turn in turns)
     think = num_thoughts / max(1, len(turns))
     # The counts differ after a call without a response, or one that was answered by an error text. As in the released
@@ -153,15 +143,7 @@ def scope_challenger_format(
         none is expected.
       task: whether there is one.
       raw: the mean of the parts. At 0 the task is not given to the solver and earns nothing.
-
-    Raises:
-      ValueError: a count is negative, or the paper's variant expects no search.
     """
-    if min(searches, malformed, expected) < 0 or not (expected or code):
-        raise ValueError(
-            f'scope_challenger_format: needs counts ≥ 0 and, unless code=True, expected ≥ 1; got {searches}, '
-            f'{malformed}, {expected}'
-        )
     # The paper counts well-formed searches only; its code also penalises malformed ones.
     credited_searches = searches
     if code:
@@ -190,12 +172,7 @@ def scope_solver_format(
       tool: min(searches/(turns − 1), 1); 0 for a single turn, a case that the paper leaves open.
       answer: whether there is one.
       raw: the mean of the parts.
-
-    Raises:
-      ValueError: a count is negative.
     """
-    if searches < 0:
-        raise ValueError(f'scope_solver_format: searches {searches} must not be negative')
     # The last turn gives the answer, so n turns have n − 1 opportunities to search.
     tool = 0.0
     if len(turns) > 1:
@@ -282,12 +259,7 @@ def ssp_gate(
     Returns:
       'no_question', 'short_question', 'long_question', 'leaks_answer', 'few_searches', 'repeated_query' or None: the
       first that holds. An answer with an empty normal form ("the") counts as leaked.
-
-    Raises:
-      ValueError: there are no answers.
     """
-    if not answers:
-        raise ValueError('ssp_gate: answers are empty; a proposal is made from at least one')
     # The order of the checks is the order of the reasons: the first fault is the one that is counted.
     shortest, longest = chars
     question = (question or '').strip()

@@ -117,7 +117,7 @@ class PolicyLoss(LossProperties):
         """Calls the function and checks its results.
 
         Raises:
-          LossError: the function does not return losses [B, T] and statistics, or not the declared ones.
+          LossError: the function does not return losses [B, T] and statistics.
         """
         # Every loss takes all options, also those that it ignores, so that callers need not know the loss.
         name = getattr(self.function, '__name__', repr(self.function))
@@ -155,11 +155,6 @@ class PolicyLoss(LossProperties):
             raise LossError(
                 f'loss {name}: returned shape {token_losses.shape} for tokens {logp.shape}; return one value per token'
             )
-        if self.statistics is not None and set(stats) != set(self.statistics):
-            raise LossError(
-                f'loss {name}: returned statistics {sorted(stats)}, declared {sorted(self.statistics)}; '
-                'make them equal'
-            )
         # A copy: the caller adds statistics of its own.
         return token_losses, dict(stats)
 
@@ -177,22 +172,22 @@ class PolicyLoss(LossProperties):
           LossError: `batch_means` returns something else than pairs of arrays [B, T] by name.
         """
         assert self.batch_means is not None
-        name = getattr(self.function, '__name__', repr(self.function))
         pairs = self.batch_means(logp, old_logp, advantage, mask, segment)
-        fix = 'return {name: (values, weights)}, both [B, T]'
-        if not isinstance(pairs, Mapping):
-            raise LossError(f'loss {name}: batch_means returned a {type(pairs).__name__}; {fix}')
-        if self.rollout_values and 'rollout' in pairs:
-            raise LossError(
-                f"loss {name}: batch_means has the name 'rollout', which is that of rollout_values; rename it"
-            )
         sums = {}
-        for key, pair in pairs.items():
+        # The name 'rollout' is that of `rollout_values`.
+        is_right = isinstance(pairs, Mapping) and 'rollout' not in pairs
+        for key, pair in pairs.items() if is_right else ():
             shapes = [jnp.shape(x) for x in pair] if isinstance(pair, tuple) else []
-            if shapes != [logp.shape] * 2:
-                raise LossError(f'loss {name}: batch_means: {key!r} is no pair of arrays; {fix}')
-            values, weights = (masking.total(x, mask)[0] for x in pair)
-            sums[key] = (values, weights)
+            is_right = is_right and shapes == [logp.shape] * 2
+            if is_right:
+                values, weights = (masking.total(x, mask)[0] for x in pair)
+                sums[key] = (values, weights)
+        if not is_right:
+            name = getattr(self.function, '__name__', repr(self.function))
+            raise LossError(
+                f'loss {name}: batch_means gave something else than means; return {{name: (values, weights)}}, both '
+                "[B, T], under other names than 'rollout'"
+            )
         return sums
 
 

@@ -107,12 +107,9 @@ def token_pg(
       `dual_clip_share`, the shares of tokens whose gradient a clip removed.
 
     Raises:
-      ValueError: shapes differ or a clip is out of range.
+      ValueError: shapes differ.
     """
     del segment
-    _check_clip('token_pg', clip_low, clip_high)
-    if dual_clip and dual_clip <= 1:
-        raise ValueError(f'token_pg: dual_clip {dual_clip} must exceed 1; None switches it off')
     stats = agreement(logp, old_logp, mask)
     mask, logp, old_logp, advantage = masked('token_pg', mask, logp, old_logp, advantage)
     # old_logp may be computed by the trainer; the ratio's gradient must flow through logp alone.
@@ -166,10 +163,9 @@ def sequence_pg(
       `sequence_ratio` (s) and `clip_share`, both per segment that has trained tokens.
 
     Raises:
-      ValueError: shapes differ or a clip is out of range.
+      ValueError: shapes differ.
     """
     del dual_clip
-    _check_clip('sequence_pg', clip_low, clip_high)
     stats = agreement(logp, old_logp, mask)
     check_shapes('sequence_pg', mask, segment)
     mask, logp, old_logp, advantage = masked('sequence_pg', mask, logp, old_logp, advantage)
@@ -220,13 +216,9 @@ def geometric_pg(
       (tokens whose gradient the bound removed) and `sequence_ratio` (the geometric mean, per segment).
 
     Raises:
-      ValueError: shapes differ or a clip is negative.
+      ValueError: shapes differ.
     """
     del dual_clip
-    if not (clip_low >= 0 and clip_high >= 0):
-        raise ValueError(
-            f'geometric_pg: needs clip_low ≥ 0 and clip_high ≥ 0, got {clip_low}, {clip_high}'
-        )
     stats = agreement(logp, old_logp, mask)
     check_shapes('geometric_pg', mask, segment)
     mask, logp, old_logp, advantage = masked('geometric_pg', mask, logp, old_logp, advantage)
@@ -275,10 +267,9 @@ def cispo(
       share of tokens whose weight was clipped.
 
     Raises:
-      ValueError: shapes differ or a clip is out of range.
+      ValueError: shapes differ.
     """
     del segment, dual_clip
-    _check_clip('cispo', clip_low, clip_high)
     stats = agreement(logp, old_logp, mask)
     mask, logp, old_logp, advantage = masked('cispo', mask, logp, old_logp, advantage)
     # The weight corrects for the sampling policy and is not part of the objective. Its gradient is stopped, so the
@@ -309,15 +300,6 @@ def bounded_log_ratio(logp, old_logp, advantage, *, clip_low, clip_high):
 
 # `losses.PolicyLoss.rollout_values` of the losses with a ratio per rollout.
 ROLLOUT_VALUES = {'sequence_pg': plain_log_ratio, 'geometric_pg': bounded_log_ratio}
-
-
-def _check_clip(name, clip_low, clip_high):
-    """Raises ValueError for clips out of range; `name` is the loss, for the error text."""
-    low_is_valid = 0 <= clip_low <= 1
-    if not (low_is_valid and clip_high >= 0):
-        raise ValueError(
-            f'{name}: needs 0 ≤ clip_low ≤ 1 and clip_high ≥ 0, got {clip_low}, {clip_high}'
-        )
 
 
 def _clipped_loss(ratio, advantage, clip_low, clip_high):

@@ -107,7 +107,6 @@ class LossProperties:
     """What a policy loss states about itself.
 
     Attributes:
-      statistics: names of the statistics that it returns, checked when it is traced; None: any names.
       uses_ratio: whether the loss corrects for the difference between `logp` and `old_logp`. Without it a batch serves
         one update only (`config.<role>.minibatches` = 1).
       per_token: whether the ratio is per token, not per sequence. A ratio per sequence needs whole rollouts.
@@ -117,7 +116,6 @@ class LossProperties:
         not a sum over tokens, such as a count of rollouts (checks.py).
     """
 
-    statistics: tuple[str, ...] | None = None
     uses_ratio: bool = True
     per_token: bool = True
     elementwise: bool = False
@@ -129,21 +127,10 @@ class LossProperties:
             )
 
 
-# Statistics of `corrections.agreement`, which every built-in loss reports.
-_AGREEMENT = ('ratio', 'approx_kl', 'prob_gap')
-
 BUILT_IN_LOSSES: Mapping[str, LossProperties] = {
-    'reinforce': LossProperties(
-        statistics=(*_AGREEMENT, 'logp'), uses_ratio=False, elementwise=True
-    ),
-    'token_pg': LossProperties(
-        statistics=(*_AGREEMENT, 'clip_share', 'dual_clip_share'), elementwise=True
-    ),
-    'sequence_pg': LossProperties(
-        statistics=(*_AGREEMENT, 'clip_share', 'sequence_ratio'), per_token=False
-    ),
-    'geometric_pg': LossProperties(
-        statistics=(*_AGREEMENT, 'clip_share', 'sequence_ratio'), per_token=False
-    ),
-    'cispo': LossProperties(statistics=(*_AGREEMENT, 'clip_share'), elementwise=True),
+    'reinforce': LossProperties(uses_ratio=False, elementwise=True),
+    'token_pg': LossProperties(elementwise=True),
+    'sequence_pg': LossProperties(per_token=False),
+    'geometric_pg': LossProperties(per_token=False),
+    'cispo': LossProperties(elementwise=True),
 }

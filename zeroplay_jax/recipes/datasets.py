@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from zeroplay_jax.settings.kinds import fail
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.types import Json, Question, Task, UserError, identity_rng
 
-T = TypeVar('T')
 # (hops, task type) of a document.
 Cell = tuple[int, str]
 
@@ -89,18 +88,6 @@ class HiddenAnswer:
     def to_json(self) -> dict[str, Any]:
         """Returns the record of the task log."""
         return {'answer': self.answer, 'hops': self.hops, **self.origin}
-
-
-class EpochDataset(Generic[T]):
-    """A non-empty list of items as an endless sequence that is reshuffled every epoch."""
-
-    def __init__(self, items: Sequence[T], seed: int):
-        self._items = items
-        self._seed = seed
-
-    def take(self, begin: int, count: int) -> list[T]:
-        """Returns items `begin` to `begin + count` of the endless sequence."""
-        return in_epochs(self._items, begin, count, self._seed)
 
 
 class DocumentSampler:
@@ -226,7 +213,7 @@ class DocumentFile:
                 cells.setdefault(cell, []).append(seed)
         self._types = sorted({task_type for _, task_type in cells})
         self._check(path, cells, wanted_types)
-        self._datasets = {cell: EpochDataset(seeds, config.seed) for cell, seeds in cells.items()}
+        self._cells = cells
 
     def _check(self, path: str, cells, wanted_types: set[str]) -> None:
         """Raises UserError if a type, or a hop count of some type, that the config requires has no document."""
@@ -250,7 +237,8 @@ class DocumentFile:
         used_before = self._used_before(step, size)
         seeds: list[SeedDocument] = []
         for cell, count in self._cell_counts(size).items():
-            seeds += self._datasets[cell].take(used_before[cell], count)
+            begin = used_before[cell]
+            seeds += in_epochs(self._cells[cell], begin, count, self._config.seed)
         return numbered_tasks(step, seeds)
 
     def _cell_counts(self, size: int) -> collections.Counter[Cell]:
@@ -319,14 +307,16 @@ def tasks_in_turns(
 
 
 def dataset_tasks(
-    config: Config, dataset: EpochDataset[Question], step: Step, cursor: BatchCursor
+    config: Config, questions: Sequence[Question], step: Step, cursor: BatchCursor
 ) -> list[Task]:
-    """Returns the solver's tasks on the next questions of a dataset, as many as the round needs; [] ends the step.
+    """Returns the solver's tasks on the next of these questions, as many as the round needs; [] ends the step.
 
-    Every phase begins at the first question of the dataset's order again. The tasks count as external.
+    They are reshuffled every epoch (`in_epochs`). Every phase begins at the first of their order again. The tasks count
+    as external.
     """
-    questions = dataset.take(cursor.phase, _round_size(config.solver, cursor))
-    return numbered_tasks(step, questions, first=cursor.step, external=True)
+    count = _round_size(config.solver, cursor)
+    taken = in_epochs(questions, cursor.phase, count, config.seed)
+    return numbered_tasks(step, taken, first=cursor.step, external=True)
 
 
 def numbered_tasks(

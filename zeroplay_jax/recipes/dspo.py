@@ -13,7 +13,6 @@ import logging
 from zeroplay_jax.objectives.registry import BUILT_IN_LOSSES
 from zeroplay_jax.recipes import solving
 from zeroplay_jax.recipes.datasets import (
-    EpochDataset,
     dataset_tasks,
     training_questions,
 )
@@ -35,7 +34,7 @@ class Recipe(RecipeBase):
 
     def __init__(self, config: Config, library):
         super().__init__(config, library)
-        self._dataset = EpochDataset(training_questions(config, library), config.seed)
+        self._questions = training_questions(config, library)
         # This is a warning and not an error: strictly on-policy DSPO is a valid baseline, in which the clip
         # settings have no effect.
         properties = BUILT_IN_LOSSES.get(config.solver.loss)
@@ -61,7 +60,7 @@ class Recipe(RecipeBase):
 
     def tasks(self, step, pool, cursor):
         """Returns tasks on the next questions of the dataset."""
-        return dataset_tasks(self.config, self._dataset, step, cursor)
+        return dataset_tasks(self.config, self._questions, step, cursor)
 
     async def episode(self, context, step, task):
         """Runs the solver on one question; returns all rollouts as rows."""

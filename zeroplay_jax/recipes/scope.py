@@ -21,7 +21,6 @@ from zeroplay_jax.objectives import rewards
 from zeroplay_jax.recipes import solving
 from zeroplay_jax.recipes.datasets import (
     DocumentSampler,
-    EpochDataset,
     SeedDocument,
     alternate,
     check_target,
@@ -122,9 +121,9 @@ class Recipe(RecipeBase):
 
     def __init__(self, config: Config, library):
         super().__init__(config, library)
-        self._dataset: EpochDataset[Question] | None = None
+        self._given: list[Question] | None = None
         if config.inputs.tasks:
-            self._dataset = EpochDataset(files.open_tasks(config.inputs.tasks), config.seed)
+            self._given = files.open_tasks(config.inputs.tasks)
         else:
             self.documents = DocumentSampler(config, library, self.phases)
 
@@ -166,14 +165,14 @@ class Recipe(RecipeBase):
     def phases(self):
         """Returns iterations × (challenger, generate, solver); with `inputs.tasks` a single solver phase."""
         # With tasks from a file nothing is proposed, which is the data-trained baseline of the paper.
-        if self._dataset:
+        if self._given is not None:
             return [Phase('solver', self.config.solver.steps, ('solver',))]
         return alternate(self.config)
 
     def tasks(self, step, pool, cursor):
         """Returns tasks on documents, with numbers of searches in the exact ratio; for the solver, on open tasks."""
-        if self._dataset:
-            return dataset_tasks(self.config, self._dataset, step, cursor)
+        if self._given is not None:
+            return dataset_tasks(self.config, self._given, step, cursor)
         return tasks_in_turns(self.config, self.documents, step, pool, cursor)
 
     def _attempts(self, phase: Phase) -> int:

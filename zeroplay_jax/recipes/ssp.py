@@ -16,7 +16,6 @@ from typing import Any, Literal
 from zeroplay_jax.objectives import rewards
 from zeroplay_jax.recipes import solving
 from zeroplay_jax.recipes.datasets import (
-    EpochDataset,
     HiddenAnswer,
     hidden_answers,
     numbered_tasks,
@@ -26,6 +25,7 @@ from zeroplay_jax.rollout.foreign_text import passages_text
 from zeroplay_jax.selfplay.answers import final_answer, group_of, retrieved_passages, score
 from zeroplay_jax.selfplay.recipe import Recipe as RecipeBase
 from zeroplay_jax.selfplay.recipe import RoleSpec
+from zeroplay_jax.selfplay.schedule import in_epochs
 from zeroplay_jax.settings.kinds import NonNegativeInt, PositiveInt, Section, fail
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.types import (
@@ -84,7 +84,7 @@ class Recipe(RecipeBase):
 
     def __init__(self, config: Config, library):
         super().__init__(config, library)
-        self._answers = EpochDataset(hidden_answers(config, library), config.seed)
+        self._answers = hidden_answers(config, library)
 
     @classmethod
     def roles(cls, config: Config):
@@ -145,7 +145,7 @@ class Recipe(RecipeBase):
         # Tasks of earlier rounds count as neighbours, so that a round of one task has noise as well.
         total = cursor.step + count
         neighbours = min(self.config.ssp.noise, total - 1)
-        answers = self._answers.take(cursor.external, count)
+        answers = in_epochs(self._answers, cursor.external, count, self.config.seed)
         hidden = []
         for number, answer in enumerate(answers, cursor.step):
             # The next tasks are as good as random ones, because answers are in random order already.

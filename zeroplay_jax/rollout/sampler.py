@@ -450,28 +450,21 @@ class CloneRow:
 SlotRow = TypeVar('SlotRow', PutRow, CloneRow)
 
 
-@dataclasses.dataclass(frozen=True)
-class _TurnSettings:
-    """Settings of the rows of one device call, as arrays; entries without a row are 0."""
-
-    limit: Int[np.ndarray, ' rows']
-    temperature: Float[np.ndarray, ' rows']
-    key: UInt32[np.ndarray, 'rows 2']
+_FIELD_DTYPES = {'temperature': np.float32, 'key': np.uint32}
 
 
-def _turn_settings(
-    rows: Iterable[PutRow | CloneRow], indices: Iterable[int], capacity: int
-) -> _TurnSettings:
-    settings = _TurnSettings(
-        limit=np.zeros(capacity, np.int32),
-        temperature=np.zeros(capacity, np.float32),
-        key=np.zeros((capacity, 2), np.uint32),
-    )
-    for index, row in zip(indices, rows):
-        settings.limit[index] = row.limit
-        settings.temperature[index] = row.temperature
-        settings.key[index] = row.key
-    return settings
+def _columns(
+    rows: Sequence[PutRow | CloneRow], indices: Sequence[int], capacity: int, *fields: str
+) -> list[np.ndarray]:
+    """Returns fields of the rows of one device call as arrays; entries without a row are 0."""
+    columns = []
+    for field in fields:
+        shape = (capacity, 2) if field == 'key' else (capacity,)
+        column = np.zeros(shape, _FIELD_DTYPES.get(field, np.int32))
+        for index, row in zip(indices, rows):
+            column[index] = getattr(row, field)
+        columns.append(column)
+    return columns
 
 
 def _passes(rows: Iterable[PutRow], width: int) -> list[list[PutRow]]:
@@ -589,26 +582,14 @@ class Sampler:
     def _put(self, rows: Sequence[PutRow]) -> None:
         """Calls the program 'put' once, with at most `put_rows` rows per shard of at most `put_tokens` tokens."""
         slots, indices = self._arrange([row.slot for row in rows], self.config.put_rows)
-        capacity = len(slots)
-        tokens = np.zeros((capacity, self.config.put_tokens), np.int32)
-        count = np.zeros(capacity, np.int32)
-        start = np.zeros(capacity, np.int32)
+        tokens = np.zeros((len(slots), self.config.put_tokens), np.int32)
+        count = np.zeros(len(slots), np.int32)
         for index, row in zip(indices, rows):
-            row_tokens = len(row.tokens)
-            tokens[index, :row_tokens] = row.tokens
-            count[index] = row_tokens
-            start[index] = row.start
-        settings = _turn_settings(rows, indices, capacity)
+            count[index] = len(row.tokens)
+            tokens[index, : count[index]] = row.tokens
+        fields = _columns(rows, indices, len(slots), 'start', 'limit', 'temperature', 'key')
         self.state = self.programs['put'](
-            self.state,
-            slots,
-            tokens,
-            count,
-            start,
-            settings.limit,
-            settings.temperature,
-            settings.key,
-            self._page_table(),
+            self.state, slots, tokens, count, *fields, self._page_table()
         )
 
     def extend(
@@ -671,20 +652,9 @@ class Sampler:
         slots, indices = self._arrange([row.slot for row in rows], self.config.put_rows)
         # Idle entries copy to a page that does not exist.
         pages = np.full(len(slots), self.shard_config.page_count, np.int32)
-        source = np.zeros(len(slots), np.int32)
-        length = np.zeros(len(slots), np.int32)
         for index, row in zip(indices, rows):
             pages[index] = row.page
-            source[index] = row.source
-            length[index] = row.length
-        settings = _turn_settings(rows, indices, len(slots))
-        self.state = self.programs['clone'](
-            self.state,
-            source,
-            slots,
-            pages,
-            length,
-            settings.limit,
-            settings.temperature,
-            settings.key,
+        source, *fields = _columns(
+            rows, indices, len(slots), 'source', 'length', 'limit', 'temperature', 'key'
         )
+        self.state = self.programs['clone'](self.state, source, slots, pages, *fields)

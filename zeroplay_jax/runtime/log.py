@@ -161,7 +161,7 @@ class MetricsWriter:
     def write(self, name: str, records: Iterable[Json]) -> None:
         """Writes records, each with its step, to the file of this name.
 
-        They are 'trajectories' (rollouts for the report), 'tasks' (selfplay/records.py), or 'alarms'
+        They are 'trajectories' (rollouts for the report), 'tasks' (selfplay/task_log.py), or 'alarms'
         (`training.outcome.Alarm`).
         """
         self._files[name].write(records)

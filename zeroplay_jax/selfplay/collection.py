@@ -194,7 +194,7 @@ class Collector:
     def _start_episodes(self, context: RolloutContext, step: Step, tasks: Sequence[Task]) -> None:
         episodes = {}
         for task in tasks:
-            episodes[task.identity] = functools.partial(self._checked_episode, context, step, task)
+            episodes[task.identity] = functools.partial(self._episode, context, step, task)
         context.start_episodes(episodes)
 
     def _advance(self, tasks: Sequence[Task]) -> None:
@@ -217,7 +217,6 @@ class Collector:
             outcomes = context.await_episodes(identities, on_episode_end, has_next)
             for outcome in outcomes:
                 for row in outcome.rows:
-                    self._check_row(row)
                     # Dropped before `_missing_groups` counts: unusable rows must not fill the batch.
                     rollout = self.config.rollout
                     row.drop = row.drop or invalid_reason(row, rollout.truncated, rollout.failed)
@@ -236,46 +235,56 @@ class Collector:
                 self._advance(tasks)
                 self._start_episodes(context, step, tasks)
 
-    def _check_row(self, row: Row) -> None:
-        """Raises UserError for a group key or rewards that are none, a bug in its recipe."""
-        where = f'recipe {self.config.recipe}: rollout {row.trajectory.identity} of role {row.role}'
+    def _check_row(self, run: StepRun, step: Step, row: Row) -> None:
+        """Raises UserError for a row that would be trained wrong without a word, a bug in its recipe."""
+        trajectory = row.trajectory
+        problem = ''
         # NumPy's integers are valid keys too.
         if not isinstance(row.group, int | np.integer):
-            raise UserError(
-                f'{where} has the group {row.group!r}; give an integer, such as answers.group_of(task.identity)'
-            )
+            problem = f'has the group {row.group!r}; give an integer, such as answers.group_of(task.identity)'
         # Rewards that are not finite are missing ones: advantages leave their rows out.
         is_number = isinstance(row.reward, numbers.Real | np.bool_)
         if not is_number or LARGEST_REWARD < abs(row.reward) < math.inf:
-            raise UserError(
-                f'{where} has the reward {row.reward!r}; give a number of at most {LARGEST_REWARD}'
-            )
-        if row.turn_rewards is None:
-            return
-        turns = len(row.trajectory.turns)
-        try:
+            problem = f'has the reward {row.reward!r}; give a number of at most {LARGEST_REWARD}'
+        if row.turn_rewards is not None:
             # None among the numbers becomes NaN, no reward, like NaN itself.
             row.turn_rewards = np.asarray(row.turn_rewards, np.float64)
-            problem = ''
-            if row.turn_rewards.shape != (turns,):
-                problem = f'shape {row.turn_rewards.shape}'
-            elif np.nanmax(np.abs(row.turn_rewards), initial=0.0) > LARGEST_REWARD:
-                problem = f'a number beyond {LARGEST_REWARD}'
-        except (TypeError, ValueError) as error:
-            problem = f'other values than numbers ({error})'
-        if problem:
-            raise UserError(
-                f'{where} has turn_rewards with {problem} for {turns} turns; give one number per turn, NaN where there '
-                'is none'
+            is_complete = row.turn_rewards.shape == (len(trajectory.turns),)
+            if not is_complete or np.nanmax(np.abs(row.turn_rewards), initial=0.0) > LARGEST_REWARD:
+                problem = (
+                    f'has the turn_rewards {row.turn_rewards} for {len(trajectory.turns)} turns; give one number of at '
+                    f'most {LARGEST_REWARD} per turn, NaN where there is none'
+                )
+        if trajectory.identity in run.continued and row.drop is None:
+            problem = (
+                'is a row and goes on in another one, so that its tokens would be trained twice; return the row of the '
+                'continuation alone, or fork it'
             )
+        if row.role in step.phase.trains and row.drop is None:
+            trained = self.config[row.role].temperature
+            others = {turn.temperature for turn in trajectory.turns} - {trained}
+            if others:
+                problem = (
+                    f'was sampled at temperature {max(others)}, and is trained at config.{row.role}.temperature='
+                    f'{trained}; give none for a row that is trained'
+                )
+        if problem:
+            where = f'rollout {trajectory.identity} of role {row.role}'
+            raise UserError(f'recipe {self.config.recipe}: {where} {problem}')
 
-    async def _checked_episode(self, context: RolloutContext, step: Step, task: Task) -> Outcome:
-        """Returns the outcome of `_episode`.
+    async def _episode(self, context: RolloutContext, step: Step, task: Task) -> Outcome:
+        """Returns the outcome of one task, with the rows of judges; a `TaskDropped` becomes an outcome with its reason.
 
         Raises:
-          UserError: rollouts that go on (`RolloutContext.ask`) would be trained twice, or in a way that has no meaning.
+          UserError: one of its rows cannot be trained (`_check_row`).
         """
-        outcome = await self._episode(context, step, task)
+        judgements_of_episode.set([])
+        try:
+            outcome = await context.run.player.episode(context, step, task)
+        except TaskDropped as drop:
+            # Which judgements had ended, where others were still asked for, depends on the clock.
+            judgements_of_episode.set([])
+            outcome = Outcome(drop=drop.reason)
         if not isinstance(outcome, Outcome):
             raise UserError(
                 f'recipe {self.config.recipe}: episode returned a {type(outcome).__name__}; return an Outcome'
@@ -284,32 +293,8 @@ class Collector:
         if not outcome.rows and not outcome.questions:
             # Counted and logged, or a recipe that reads nothing in its rollouts would lose them without a trace.
             outcome.drop = outcome.drop or NO_ROLLOUT
-        network = self.config.value_network
         for row in outcome.rows:
-            where = (
-                f'recipe {self.config.recipe}: rollout {row.trajectory.identity} of role {row.role}'
-            )
-            if row.trajectory.identity in context.run.continued and row.drop is None:
-                raise UserError(
-                    f'{where} is a row and goes on in another one, so that its tokens would be trained twice; return '
-                    'the row of the continuation alone, or ask for forks (samples=2)'
-                )
-            if row.role not in step.phase.trains:
-                continue
-            settings = self.config[row.role]
-            others = {turn.temperature for turn in row.trajectory.turns} - {settings.temperature}
-            if others and row.drop is None:
-                raise UserError(
-                    f'{where} was sampled at temperature {max(others)}, and is trained at '
-                    f'config.{row.role}.temperature={settings.temperature}; give ask none for a row that is trained'
-                )
-            if row.trajectory.earlier:
-                # What configuration/rules.py says about rollout.drop_thinking, which makes such rollouts, too.
-                if settings.baseline == 'value' and network.discount * network.gae_lambda < 1:
-                    raise UserError(
-                        f'{where} has several contexts, each of which ends with its reward; give 1 for discount and '
-                        'gae_lambda of value_network'
-                    )
+            self._check_row(context.run, step, row)
         return outcome
 
     def _judge_rows(self, context: RolloutContext, task: Task) -> list[Row]:
@@ -325,16 +310,6 @@ class Collector:
                 info = RowInfo(details={'verdict': judgement.verdicts[number]})
                 rows.append(Row(judgement.role, rollout, reward, group, info=info))
         return rows
-
-    async def _episode(self, context: RolloutContext, step: Step, task: Task) -> Outcome:
-        """Returns the outcome of one task; a `TaskDropped` becomes an outcome with its reason."""
-        judgements_of_episode.set([])
-        try:
-            return await context.run.player.episode(context, step, task)
-        except TaskDropped as drop:
-            # Which judgements had ended, where others were still asked for, depends on the clock.
-            judgements_of_episode.set([])
-            return Outcome(drop=drop.reason)
 
     def _missing_groups(self, step: Step, rows: Sequence[Row]) -> int:
         """Returns how many groups the batch lacks: the largest number over the roles with tasks; 0 without one."""

@@ -30,7 +30,6 @@ REPLAYS = 2
 _REPLAY = 1 << 20
 # Default of `Role.prompt_tokens`: no limit but that of the slot.
 _NO_LIMIT = 1 << 30
-_SERVED = 'the policy is a model at a server, which cannot do this; give a checkpoint folder'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,33 +129,6 @@ class StepRun:
             state['pool_size'],
             state['pool_drops'],
             state['recipe_state'],
-        )
-
-
-def _check_varied(name: str, role: Role, samples: int, temperature: float | None) -> None:
-    """Raises UserError for several samples of a role that are all equal."""
-    if samples > 1 and temperature is None and not role.temperature:
-        raise UserError(
-            f'role {name}: samples at temperature 0 are equal, and a role that is not trained has no other one; give '
-            'ask a temperature'
-        )
-
-
-def _check_options(
-    after: object, keep: object, note: object, fields: Collection[str], samples: int = 1
-) -> None:
-    """Raises UserError for options of `RolloutContext.ask` that nothing would read, or that would be read wrong."""
-    if samples < 1 or not isinstance(note, str):
-        raise UserError(
-            f'samples is {samples!r} and note {note!r}; samples must be 1 or more, and note a text'
-        )
-    if after is None and (note or keep is not None):
-        raise UserError(
-            'keep and note are read with after=ROLLOUT alone; give it, or another name to a field of the prompt'
-        )
-    if after is not None and fields:
-        raise UserError(
-            f'nothing reads {", ".join(fields)} with after=ROLLOUT, which has no prompt; say it in a note'
         )
 
 
@@ -305,90 +277,157 @@ class RolloutContext:
         samples: int = 1,
         temperature: float | None = None,
         prompt: str = '',
-        *,
-        after: Trajectory | None = None,
-        keep: Collection[int] | None = None,
-        note: str = '',
         **fields: object,
     ) -> list[Trajectory]:
-        """Returns `samples` rollouts of a role, in sample order: on a prompt, or `after` a rollout.
-
-        After a rollout, the context is made of its ids. If its last turn ended with a call whose result it has not
-        read, the call is run and its result follows. One sample is that rollout, which goes on: it has the turns and
-        the trained tokens of both, and `after` cannot be a row any more. Several samples are forks, for which the
-        context is a prompt, so that each has and trains its own turns alone, and `after` stays a rollout by itself; so
-        does one sample of other weights. The prompt of forks is prefilled once for all of them, and anew: `after` has
-        given its slot and pages to another rollout when it ended. Limits count from here on. Tools keep what they
-        stored, in forks up to the last turn of their prompt.
+        """Returns `samples` rollouts of a role on a prompt, in sample order.
 
         Args:
           identity: names the request within the run; all randomness derives from it, so it must be unique.
-          temperature: None: that of `after` where it goes on, else the role's, 0 (greedy) if it is not trained.
-          prompt: name of the prompt; '': the role's own. Not read with `after`.
-          after: a rollout of these episodes.
-          keep: turns of it that stay in the context, with what was replied to each (rollout/continuing.py); None: all.
-            What was sampled in the old context is trained there.
-          note: message to the role at the end of the context, foreign text without gradient; '' for none.
+          temperature: None: the role's, which is 0 (greedy) if it is not trained.
+          prompt: name of the prompt; '': the role's own.
           fields: as of `prompt_ids`; none of them can have the name of an argument.
 
         Raises:
           TaskDropped('prompt_too_long'): the prompt is longer than `Role.prompt_tokens`.
-          TaskDropped('context_full'): the context, with its note, fills a slot.
-          UserError: `after` cannot go on like this, nothing reads `keep`, `note` or a field, or a second request of the
-            step has this role and identity; several samples at temperature 0; a server does not answer.
+          UserError: the prompt has other fields, or a second request of the step has this role and identity; several
+            samples at temperature 0; a server does not answer.
         """
         asked_role = self.roles[role]
-        env = asked_role.env
-        searched = self.prompts[prompt or asked_role.prompt].searched
-        # A message between searches counts them; a rollout that goes on needs it again.
-        read = {'hops'} if searched else set()
-        _check_options(after, keep, note, fields.keys() - read, samples)
-        _check_varied(role, asked_role, samples, temperature)
-        if searched and 'hops' in fields:
-            env = dataclasses.replace(env, searched=(int(str(fields['hops'])), searched))
-        request = Request(
+        template = self.prompts[prompt or asked_role.prompt]
+        ids = self.prompt_ids(role, prompt, **fields)
+        request = self._request(role, identity, ids, samples, temperature)
+        # A message between searches counts them.
+        if template.searched and 'hops' in fields:
+            searched = int(str(fields['hops'])), template.searched
+            request = dataclasses.replace(
+                request, env=dataclasses.replace(request.env, searched=searched)
+            )
+        if self.model is not None:
+            messages = request.env.messages(template, **fields)
+            return await self.model.play(self.scheduler, request, messages)
+        # Prompts are never truncated: cutting one from the left, as Search-R1 does, may remove the question.
+        if len(ids) > asked_role.prompt_tokens:
+            raise TaskDropped('prompt_too_long')
+        return await self._send(role, request)
+
+    async def go_on(
+        self,
+        role: str,
+        identity: tuple[int, ...],
+        rollout: Trajectory,
+        keep: Collection[int] | None = None,
+        note: str = '',
+        temperature: float | None = None,
+    ) -> Trajectory:
+        """Returns a rollout with further turns, by a role of the same weights; `rollout` can be no row any more.
+
+        The context is made of its ids. If its last turn ended with a call whose result it has not read, the call is run
+        and its result follows. Limits count from here on. Tools keep what they stored.
+
+        Args:
+          identity: as of `ask`.
+          rollout: a rollout of these episodes.
+          keep: its turns that stay in the context, with what was replied to each (rollout/continuing.py); None: all.
+            What was sampled in the old context is trained there.
+          note: message to the role at the end of the context, foreign text without gradient; '' for none.
+          temperature: None: that of the rollout.
+
+        Raises:
+          TaskDropped('context_full'): the context, with its note, fills a slot.
+          UserError: the rollout cannot go on like this, or has gone on already; `identity` as in `ask`.
+        """
+        request = self._request(role, identity, rollout.tokens, 1, temperature)
+        request = await self._behind(request, continuing.cut(rollout, keep), note)
+        before = request.before
+        assert before is not None
+        version = request.version
+        if version == NEWEST:
+            version = self.scheduler.weights.newest[request.weights]
+        if (before.weights, before.version) != (request.weights, version):
+            raise UserError(
+                f'rollout {before.identity} is of the weights {before.weights!r} and cannot go on as role {role}; give '
+                'a role of these weights, or fork it'
+            )
+        if before.identity in self.run.continued:
+            raise UserError(
+                f'rollout {before.identity} goes on twice, so that its tokens would be trained twice; fork it instead'
+            )
+        # What follows is trained together with these turns.
+        if temperature is None:
+            request = dataclasses.replace(request, temperature=before.turns[-1].temperature)
+        self.run.continued.add(before.identity)
+        (more,) = await self._send(role, request)
+        return more
+
+    async def fork(
+        self,
+        role: str,
+        identity: tuple[int, ...],
+        rollout: Trajectory,
+        samples: int = 1,
+        keep: Collection[int] | None = None,
+        note: str = '',
+        temperature: float | None = None,
+    ) -> list[Trajectory]:
+        """Returns rollouts of a role whose prompt is the context of a rollout; that stays a rollout by itself.
+
+        Each has and trains its own turns alone. The prompt is prefilled once for all of them, and anew: `rollout` has
+        given its slot and pages to another one when it ended. Tools keep what they stored up to its last turn.
+
+        Args and errors: those of `go_on`, but for samples and temperature, which are those of `ask`.
+        """
+        request = self._request(role, identity, rollout.tokens, samples, temperature)
+        request = await self._behind(request, continuing.cut(rollout, keep), note)
+        assert request.before is not None
+        before = continuing.as_prompt(request.before)
+        return await self._send(role, dataclasses.replace(request, before=before))
+
+    def _request(
+        self,
+        role: str,
+        identity: tuple[int, ...],
+        prompt: Int[np.ndarray, ' tokens'],
+        samples: int,
+        temperature: float | None,
+    ) -> Request:
+        """Returns a request of a role with its own settings; raises UserError for no samples, and for equal ones."""
+        asked_role = self.roles[role]
+        if samples < 1:
+            raise UserError(f'role {role}: samples is {samples!r}; give 1 or more')
+        if samples > 1 and temperature is None and not asked_role.temperature:
+            raise UserError(
+                f'role {role}: samples at temperature 0 are equal, and a role that is not trained has no other one; '
+                'give a temperature'
+            )
+        return Request(
             weights=asked_role.weights,
-            prompt=self.prompt_ids(role, prompt, **fields) if after is None else after.tokens,
+            prompt=prompt,
             identity=identity,
-            env=env,
+            env=asked_role.env,
             samples=samples,
             temperature=asked_role.temperature if temperature is None else temperature,
             version=self.run.versions.get(asked_role.weights, NEWEST),
             run=self.run,
         )
-        if self.model is not None:
-            if after is not None:
-                raise UserError(f'ask(after=…): {_SERVED}')
-            messages = env.messages(self.prompts[prompt or asked_role.prompt], **fields)
-            return await self.model.play(self.scheduler, request, messages)
-        if after is not None:
-            request = await self._going_on(request, continuing.cut(after, keep), note)
-        # Prompts are never truncated: cutting one from the left, as Search-R1 does, may remove the question.
-        elif len(request.prompt) > asked_role.prompt_tokens:
-            raise TaskDropped('prompt_too_long')
-        before = request.before
-        # What follows is trained together with these turns; forks have none.
-        if temperature is None and before is not None and before.turns:
-            request = dataclasses.replace(request, temperature=before.turns[-1].temperature)
-        self._check_identity(role, identity)
-        self.run.rollouts += samples
+
+    async def _send(self, role: str, request: Request) -> list[Trajectory]:
+        """Returns the rollouts of a request, replayed where a tool failed."""
+        # Evaluations give the questions of every set the same numbers.
+        if self.run.step is not None:
+            name = role, request.identity
+            if name in self.run.requests:
+                raise UserError(
+                    f'role {role} is asked twice with the identity {request.identity}, so that both requests would '
+                    "sample the same numbers; put a number of its own behind the task's identity for each"
+                )
+            self.run.requests.add(name)
+        self.run.rollouts += request.samples
         rollouts = await self.scheduler.rollout(request)
         # A failure before the request cannot be played anew.
-        if self.replays and not (before is not None and before.has_tool_failure):
+        if self.replays and not (request.before is not None and request.before.has_tool_failure):
             pending = [self._replayed(request, number, one) for number, one in enumerate(rollouts)]
             rollouts = await asyncio.gather(*pending)
         return rollouts
-
-    def _check_identity(self, role: str, identity: tuple[int, ...]) -> None:
-        """Raises UserError if an earlier request of the step has this role and identity."""
-        # Evaluations give the questions of every set the same numbers.
-        if self.run.step is not None:
-            if (role, identity) in self.run.requests:
-                raise UserError(
-                    f'role {role} is asked twice with the identity {identity}, so that both requests would sample the '
-                    "same numbers; put a number of its own behind the task's identity for each"
-                )
-            self.run.requests.add((role, identity))
 
     async def _replayed(self, request: Request, sample: int, rollout: Trajectory) -> Trajectory:
         """Returns a rollout, or the first replay of it whose tools worked; if there is none, the last one.
@@ -412,42 +451,53 @@ class RolloutContext:
         identity: tuple[int, ...],
         texts: Sequence[str],
         prompt: str = '',
-        *,
-        after: Trajectory | None = None,
-        keep: Collection[int] | None = None,
-        note: str = '',
         **fields: object,
     ) -> list[Float[np.ndarray, ' tokens']]:
-        """Returns the log-probs, float32 [tokens] in nats, that a role gives to the tokens of texts.
+        """Returns the log-probs, float32 [tokens] in nats, that a role gives to the tokens of texts behind a prompt.
 
-        Each text follows a prompt directly, or the context of a rollout, cut and with a note as in `ask`. It is encoded
-        as a turn: tags of the role are tokens of the policy, all else is foreign text, without control tokens. The
-        temperature is 1, whatever the role's. Nothing is sampled, so the identity decides the order of service alone.
-        The context is computed once for all texts.
+        A text is encoded as a turn: tags of the role are tokens of the policy, all else is foreign text, without
+        control tokens. The temperature is 1, whatever the role's. Nothing is sampled, so the identity decides the order
+        of service alone. The prompt is computed once for all texts.
 
         Args: those of `ask`.
 
         Raises:
-          TaskDropped('context_full'): prompt or context and the longest text do not fit into a slot; what does not
-            catch it loses the whole episode.
-          UserError: as in `ask`.
+          TaskDropped('context_full'): prompt and longest text do not fit into a slot; what does not catch it loses the
+            whole episode.
+          UserError: the prompt has other fields.
         """
-        _check_options(after, keep, note, fields)
+        return await self._log_probs(role, identity, texts, self.prompt_ids(role, prompt, **fields))
+
+    async def log_probs_after(
+        self,
+        role: str,
+        identity: tuple[int, ...],
+        texts: Sequence[str],
+        rollout: Trajectory,
+        keep: Collection[int] | None = None,
+        note: str = '',
+    ) -> list[Float[np.ndarray, ' tokens']]:
+        """Returns what `log_probs` does behind the context of a rollout; `keep` and `note` are those of `go_on`."""
+        before = continuing.cut(rollout, keep)
+        ids = before.tokens
+        if note:
+            ids = np.append(ids, continuing.note_ids(before, self.roles[role].env, note))
+        return await self._log_probs(role, identity, texts, ids)
+
+    async def _log_probs(
+        self,
+        role: str,
+        identity: tuple[int, ...],
+        texts: Sequence[str],
+        context_ids: Int[np.ndarray, ' tokens'],
+    ) -> list[Float[np.ndarray, ' tokens']]:
+        """Returns the log-probs of texts behind these tokens."""
         if isinstance(texts, str):
             raise UserError(
                 f'log_probs takes a list of texts, not the text {texts!r}; put it in [ ]'
             )
-        if self.model is not None:
-            raise UserError(f'log_probs: {_SERVED}')
-        asked_role = self.roles[role]
-        env, weights = asked_role.env, asked_role.weights
-        if after is None:
-            context_ids = self.prompt_ids(role, prompt, **fields)
-        else:
-            before = continuing.cut(after, keep)
-            context_ids = before.tokens
-            if note:
-                context_ids = np.append(context_ids, continuing.note_ids(before, env, note))
+        self._check_has_weights()
+        env, weights = self.roles[role].env, self.roles[role].weights
         text_ids = [np.asarray(env.turn_ids(text), np.int32) for text in texts]
         scheduler = self.scheduler
         longest = max(map(len, text_ids), default=0)
@@ -461,8 +511,17 @@ class RolloutContext:
             ScoreRequest(weights, version, context_ids, text_ids, identity, self.run)
         )
 
-    async def _going_on(self, request: Request, before: Trajectory, note: str) -> Request:
-        """Returns a request of what follows a rollout in its context; arguments and errors are those of `ask`."""
+    def _check_has_weights(self) -> None:
+        """Raises UserError for a model at a server."""
+        if self.model is not None:
+            raise UserError(
+                'the policy is a model at a server, which has no tokens to go on from or to score; give a checkpoint '
+                'folder'
+            )
+
+    async def _behind(self, request: Request, before: Trajectory, note: str) -> Request:
+        """Returns a request behind a rollout and a reply to it: the note, or the result of its last call."""
+        self._check_has_weights()
         env = request.env
         call, is_run = continuing.open_call(before, env)
         reply: Any = ()
@@ -477,23 +536,10 @@ class RolloutContext:
         # Nor can a turn go on that a limit has cut: its stop strings may begin before the cut.
         elif continuing.ends_in_turn(before):
             raise UserError(
-                f'rollout {before.identity} has ended, and a turn would follow its last one directly; give ask a note, '
+                f'rollout {before.identity} has ended, and a turn would follow its last one directly; give a note, '
                 'or keep the turns before'
             )
         before = continuing.replied(before, env, reply, note)
         if len(before.tokens) >= self.scheduler.pools[request.weights].context:
             raise TaskDropped('context_full')
-        version = request.version
-        if version == NEWEST:
-            version = self.scheduler.weights.newest[request.weights]
-        is_same_policy = (before.weights, before.version) == (request.weights, version)
-        if request.samples > 1 or not is_same_policy:
-            before = continuing.as_prompt(before)
-        elif before.identity in self.run.continued:
-            raise UserError(
-                f'rollout {before.identity} goes on twice, so that its tokens would be trained twice; ask once for '
-                'samples=2, which are forks'
-            )
-        else:
-            self.run.continued.add(before.identity)
         return dataclasses.replace(request, prompt=before.tokens, before=before)

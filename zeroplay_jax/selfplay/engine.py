@@ -20,19 +20,15 @@ from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.weights import MOMENT
 from zeroplay_jax.runtime import signals
 from zeroplay_jax.runtime.hosts import sums
-from zeroplay_jax.selfplay import metrics
+from zeroplay_jax.selfplay import health, step_metrics
 from zeroplay_jax.selfplay.collection import Collector, clears_pool
 from zeroplay_jax.selfplay.context import RolloutContext
 from zeroplay_jax.selfplay.metrics import Stats, ratios, rollout_stats
+from zeroplay_jax.selfplay.proposal_record import ProposalRecord
 from zeroplay_jax.selfplay.recipe import Recipe, RoleSpec, check_unchanged, state_of
-from zeroplay_jax.selfplay.records import (
-    LearningRecord,
-    ProposalRecord,
-    empty_step_reasons,
-    filtered_groups_log,
-    task_log,
-)
+from zeroplay_jax.selfplay.records import LearningRecord, empty_step_reasons
 from zeroplay_jax.selfplay.schedule import Step, TaskPool
+from zeroplay_jax.selfplay.task_log import filtered_groups_log, task_log
 from zeroplay_jax.selfplay.update import GroupFilter, RoleUpdates
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.types import Json, Outcome, Row
@@ -153,7 +149,7 @@ class Engine:
           UserError: too many searches, tool calls or judgements failed, or a recipe made an unusable row, or changed
             its state during the rollouts.
         """
-        clock = metrics.StepClock(self.context)
+        clock = step_metrics.StepClock(self.context)
         # Never reset, so a step's share is a difference.
         scheduler_before = collections.Counter(self.scheduler.stats)
         self.scheduler.workers.seconds.clear()
@@ -171,9 +167,11 @@ class Engine:
         # Computed over all sampled rows; the filter selects the trained ones in `RoleUpdates`.
         stats = rollout_stats(rows, outcomes, step.phase.trains)
         with_tools = {name for name, role in context.roles.items() if role.env.tools}
-        stats |= metrics.health(rows, with_tools, judge_stats)
+        stats |= health.health(rows, with_tools, judge_stats)
         if self.config.rollout.ahead and step.phase.trains:
-            stats['staleness'] = metrics.staleness(step, rows, self.weights_of, self.weights.newest)
+            stats['staleness'] = step_metrics.staleness(
+                step, rows, self.weights_of, self.weights.newest
+            )
         clock.end_part('rollout')
 
         self.task_log = task_log(tasks, outcomes, self._fill_pool(outcomes))
@@ -195,13 +193,13 @@ class Engine:
 
         figures = ratios(stats)
         figures |= failure_metrics
-        figures |= metrics.throughput(
+        figures |= step_metrics.throughput(
             context, scheduler_before, run.rollouts, clock.rollout_seconds
         )
         clock.end_part('update')
         figures |= clock.metrics()
         if step.phase.trains:
-            figures |= metrics.utilisation(self.updates.operations, clock.seconds['update'])
+            figures |= step_metrics.utilisation(self.updates.operations, clock.seconds['update'])
         return figures, rows
 
     def _check_rollouts(self, context: RolloutContext) -> dict[str, float]:

@@ -8,7 +8,7 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from zeroplay_jax.retrieval import json_text, web
@@ -19,7 +19,6 @@ from zeroplay_jax.rollout.prompts import Prompt, fill
 from zeroplay_jax.selfplay.judge import (
     GRADE_PROMPT,
     RUBRICS_PROMPT,
-    Judge,
     NoReply,
     Outage,
     TextJudge,
@@ -42,7 +41,6 @@ CUT_OFF = frozenset('length max_tokens max_output_tokens model_length'.split())
 _REFUSED = frozenset('content_filter refusal safety recitation guardrail_intervened'.split())
 # Types of parts of a content that is a list.
 _TEXT_PARTS = frozenset(('text', 'output_text'))
-_THOUGHT_PARTS = frozenset(('thinking', 'reasoning', 'redacted_thinking'))
 # How often an example is judged until a reply can be read.
 _EXAMPLE_TRIES = 3
 # Bytes of a reply that are looked at for a quotation.
@@ -121,15 +119,13 @@ class ChatClient:
 
     def _refusal(self, reply: web.Reply, model: str) -> Exception:
         """Returns what to raise for a status; the advice comes first, because long lines are cut."""
-        status = reply.status_code
-        tokens, request = self.fields['tokens'], self.fields['request']
+        status, request = reply.status_code, self.fields['request']
         advice = {
-            400: f'lower config.{tokens}, or change the request by config.{request}, as it says',
+            400: f'lower config.{self.fields["tokens"]}, or change the request by config.{request}, as it says',
             401: f'check the key in {self.key}',
             403: f'check the key in {self.key}',
             404: f'check config.{self.fields["model="]}{model}, and whether the address must end with /v1',
             422: f'config.{request} adds fields to the request or takes some away',
-            429: 'it asks for fewer requests',
             503: 'it may still be loading',
         }.get(status, 'the server failed')
         kind: type[Exception] = web.NoReply if web.is_temporary(reply) else Outage
@@ -209,16 +205,13 @@ def completion_text(body: bytes, section: str = 'judge') -> str:
     _check_ending(choice, section)
     if message.get('refusal'):
         raise NoReply(f'the model refused: {_json(message["refusal"])}', is_final=True)
-    content = content_text(message)
-    if not content.strip():
-        reason = 'the reply is empty'
+    text = content_text(message)
+    if not text.strip():
+        reason = 'the reply has no text'
         if message.get('reasoning_content') or message.get('reasoning'):
-            reason = (
-                f'the reply has thoughts but no text; raise config.{section}.tokens, or ask for shorter thoughts by '
-                f'config.{section}.request'
-            )
-        raise NoReply(reason, is_final=message.get('content') is not None)
-    return content
+            reason = f'the reply has thoughts but no text; raise config.{section}.tokens'
+        raise NoReply(reason, is_final=isinstance(message.get('content'), str))
+    return text
 
 
 def completion(body: bytes, url: str) -> Json:
@@ -246,16 +239,15 @@ def completion(body: bytes, url: str) -> Json:
         text = short(body[:_QUOTED_BYTES].decode('utf-8', 'replace'))
         # Another attempt may bring a whole one.
         raise web.NoReply(f'no chat completion ({reason}): {text}') from None
-    choices = reply.get('choices')
-    if not isinstance(choices, list) or not choices:
-        # Some servers report errors with status 200.
-        if reply.get('error'):
-            raise Outage(f'the server sent an error: {_json(reply["error"])}')
-        raise Outage(f'the server sent no choices: {_json(reply)}')
-    choice = choices[0]
-    message = choice.get('message') if isinstance(choice, dict) else None
-    if not isinstance(message, dict):
-        raise Outage(f'the reply has no message: {_json(choice)}')
+    # Some servers report errors with status 200.
+    if reply.get('error'):
+        raise Outage(f'the server sent an error: {_json(reply["error"])}')
+    try:
+        is_message = isinstance(reply['choices'][0]['message'], dict)
+    except (LookupError, TypeError):
+        is_message = False
+    if not is_message:
+        raise Outage(f'the reply has no message: {_json(reply)}')
     return reply
 
 
@@ -277,55 +269,34 @@ def _check_ending(choice: Mapping[str, Any], section: str) -> None:
 
 
 def content_text(message: Json) -> str:
-    """Returns the text of a message, whose content is a text or a list of parts; raises NoReply for another one."""
-    content = message.get('content')
-    if content is None or isinstance(content, str):
-        # Logs cannot hold half of a surrogate pair.
-        return without_surrogates(content or '')
-    if not isinstance(content, list):
-        raise NoReply(
-            f'the content of the reply is a JSON {json_text.type_name(content)}, not a text'
-        )
-    texts = []
-    for part in content:
-        kind = part.get('type') if isinstance(part, dict) else None
-        if kind in _TEXT_PARTS and isinstance(part.get('text'), str):
-            texts.append(part['text'])
-        elif kind not in _THOUGHT_PARTS:
-            raise NoReply(f'the content of the reply has a part that is no text: {_json(part)}')
-    return without_surrogates(''.join(texts))
+    """Returns the text of a message, whose content is a text, or a list with parts that are texts."""
+    content = message.get('content') or ''
+    if isinstance(content, list):
+        content = ''.join(part['text'] for part in content if part['type'] in _TEXT_PARTS)
+    # Logs cannot hold half of a surrogate pair.
+    return without_surrogates(content)
 
 
 def _json(value: Any) -> str:
     return short(hide(json.dumps(value, ensure_ascii=False)))
 
 
-class _Lost(Exception):
-    """An example got no verdict; `is_final` as in `NoReply`."""
-
-    def __init__(self, reason: str, is_final: bool):
-        super().__init__(reason)
-        self.is_final = is_final
-
-
 class _Probe(TextJudge):
     """A judge that raises what others count."""
 
     def _add_failure(self, count: str, reason: str) -> None:
-        raise _Lost(reason, is_final=count == 'unread')
+        raise NoReply(reason, is_final=count == 'unread')
 
 
 _TASK = 'Name the capital of France and the river that flows through it.'
 _DOCUMENT = '(Title: France) The capital of France is Paris. The Seine flows through Paris.'
-# Name of a judgement (method of `Judge`) → an example of it that every judge can decide.
-_EXAMPLES: Mapping[str, Callable[[Judge], Awaitable[Any]]] = {
-    'correct': lambda judge: judge.correct(
-        (0,), 'What is the capital of France?', ['Paris'], 'Paris'
-    ),
-    'answer': lambda judge: judge.answer((0,), 'What is the capital of France?', _DOCUMENT),
-    'gate': lambda judge: judge.gate((0,), 'relevance', _TASK, _DOCUMENT),
-    'rubrics': lambda judge: judge.rubrics((0,), _TASK, _DOCUMENT),
-    'grade': lambda judge: judge.grade((0,), _TASK, 'Paris, on the Seine.', 'Names Paris.'),
+# Name of a judgement (method of `Judge`) → arguments of an example that every judge can decide.
+_EXAMPLES: Mapping[str, tuple[Any, ...]] = {
+    'correct': ('What is the capital of France?', ['Paris'], 'Paris'),
+    'answer': ('What is the capital of France?', _DOCUMENT),
+    'gate': ('relevance', _TASK, _DOCUMENT),
+    'rubrics': (_TASK, _DOCUMENT),
+    'grade': (_TASK, 'Paris, on the Seine.', 'Names Paris.'),
 }
 
 
@@ -359,8 +330,8 @@ async def _example_verdict(probe: _Probe, name: str, server: str) -> Any:
     # A small judge may now and then write a reply that cannot be read.
     for _ in range(_EXAMPLE_TRIES):
         try:
-            return await _EXAMPLES[name](probe)
-        except _Lost as lost:
+            return await getattr(probe, name)((0,), *_EXAMPLES[name])
+        except NoReply as lost:
             if not lost.is_final:
                 raise UserError(f'{server}: the judge does not answer ({lost})') from None
             reason = str(lost)

@@ -19,7 +19,7 @@ from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.selfplay.answers import prompt_fields
 from zeroplay_jax.selfplay.context import Role, RolloutContext
 from zeroplay_jax.selfplay.recipe import Recipe, trained_roles
-from zeroplay_jax.settings.kinds import HOPS_CHECKPOINT, OPEN_CHECKPOINT, fail, leaves
+from zeroplay_jax.settings.kinds import ConfigError
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.tools.registry import BUILT_IN
 from zeroplay_jax.types import Question, TaskDropped, Trajectory, UserError
@@ -84,7 +84,6 @@ def check_prompts(
       ConfigError: one line with the field to change.
       UserError: an episode asks for a prompt with other fields than it has.
     """
-    warnings = _unexplained_tools(context)
     asked = recipe.evaluated_role
     lengths = []
     for question in questions:
@@ -93,21 +92,21 @@ def check_prompts(
     measured = [(asked, lengths, 'of the evaluation questions', 0.0)]
     for name, lengths in _training_lengths(recipe, context).items():
         measured.append((name, lengths, f'of the first prompts of role {name}', _REFUSED_SHARE))
+    warnings = _unexplained_tools(context)
     for name, lengths, description, refused_share in measured:
         limit = context.roles[name].prompt_tokens
         too_long = sum(length > limit for length in lengths) / max(len(lengths), 1)
         if too_long <= min(refused_share, _WARNED_SHARE):
             continue
         longest = max(lengths)
-        share = f'{too_long * 100:.0f} %'
-        problem = f'too short for {share} {description}: the longest has {longest} tokens, and {limit} fit'
-        fix = f'raise it by {longest - limit}'
-        if config.policy.path in ('', str(HOPS_CHECKPOINT), str(OPEN_CHECKPOINT)):
-            fix += ', or take a model for real text (config.policy.path): its tokenizer needs fewer'
         field = _field(config, context.roles[name])
+        line = (
+            f'config.{field}: too short for {too_long * 100:.0f} % {description}: the longest has {longest} tokens, '
+            f'and {limit} fit; raise it by {longest - limit}, or take a policy whose tokenizer needs fewer'
+        )
         if too_long > refused_share:
-            fail(field, leaves(config)[field], problem, fix)
-        warnings.append(f'config.{field}: {problem}; {fix}')
+            raise ConfigError(line)
+        warnings.append(line)
     return warnings
 
 

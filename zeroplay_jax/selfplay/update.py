@@ -24,13 +24,14 @@ from zeroplay_jax.objectives.types import Stats
 from zeroplay_jax.policy import sharding
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.rollout.weights import WeightStore
-from zeroplay_jax.selfplay import metrics
+from zeroplay_jax.selfplay import step_metrics
 from zeroplay_jax.selfplay.context import RolloutContext
 from zeroplay_jax.selfplay.metrics import added, reward_columns, reward_table
 from zeroplay_jax.selfplay.recipe import RoleSpec
-from zeroplay_jax.selfplay.records import filtered_groups_log, skipped_update_log, teaches
+from zeroplay_jax.selfplay.records import teaches
 from zeroplay_jax.selfplay.rows import from_bytes, to_bytes
 from zeroplay_jax.selfplay.schedule import Step
+from zeroplay_jax.selfplay.task_log import filtered_groups_log, skipped_update_log
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.types import Json, Row, UserError, identity_rng
 
@@ -88,7 +89,7 @@ class RoleUpdates:
       filter: the dynamic filter.
       publish: gives the samplers the current weights of a name, and returns their version.
       value_networks: role → its value network, of roles with `baseline=value`.
-      operations: of the updates of the last step (`metrics.operations`).
+      operations: of the updates of the last step (`step_metrics.operations`).
       task_log: records for tasks.jsonl of the last step.
     """
 
@@ -156,14 +157,14 @@ class RoleUpdates:
         minibatches = split_minibatches(rows, settings.minibatches, rng, spans_prompts)
         for part in minibatches:
             computed_rows = trained_rows(part, settings, distill_coef)
-            update = metrics.operations(learner.model, computed_rows, learner.has_base)
+            update = step_metrics.operations(learner.model, computed_rows, learner.has_base)
             self.operations += update
             if distill_coef:
                 # The pass is in one program with the update, so that its time cannot be measured apart.
-                teacher = metrics.teacher_operations(learner.model, computed_rows)
+                teacher = step_metrics.teacher_operations(learner.model, computed_rows)
                 stats = added(stats, {'teacher_share': (teacher, teacher + update)})
             if role in self.value_networks:
-                self.operations += metrics.value_operations(learner.model, computed_rows)
+                self.operations += step_metrics.value_operations(learner.model, computed_rows)
         return RolePlan(role, settings, minibatches, distill_coef, stats)
 
     def _update_role(self, step: Step, role: str, rows: list[Row]) -> RolePlan:
@@ -177,7 +178,7 @@ class RoleUpdates:
             if settings.old_logp == 'trainer':
                 # Computed before the first update, so that all minibatches share the same old policy.
                 minibatches = [learner.recompute_old_logp(role, packed) for packed in minibatches]
-                plan.stats |= metrics.sampler_gap(minibatches[0], self.context.hosts)
+                plan.stats |= step_metrics.sampler_gap(minibatches[0], self.context.hosts)
             network = self.value_networks.get(role)
             if network is None:
                 for number, packed in enumerate(minibatches):
@@ -248,12 +249,20 @@ class RoleUpdates:
         With several processes each gets the part of every micro-batch that its devices hold.
         """
         settings, micro = self.config[role], self.config.micro
-        has_contexts = any(row.trajectory.earlier for row in rows)
-        if has_contexts and settings.tis_cap and settings.tis_level == 'sequence':
-            raise UserError(
-                f'config.{role}.tis_level=sequence: a rollout has several contexts, each of which would get its own '
-                f'weight; set {role}.tis_level to token'
-            )
+        # Rollouts that go on in another context; of rollout.drop_thinking, which makes them too, the rules know.
+        if any(row.trajectory.earlier for row in rows):
+            network = self.config.value_network
+            problem = ''
+            if settings.tis_cap and settings.tis_level == 'sequence':
+                problem = f'would get its own weight; set {role}.tis_level to token'
+            if settings.baseline == 'value' and network.discount * network.gae_lambda < 1:
+                problem = (
+                    'ends with its reward; give 1 for discount and gae_lambda of value_network'
+                )
+            if problem:
+                raise UserError(
+                    f'config.{role}: a rollout has several contexts, each of which {problem}'
+                )
         teacher_tokens = self.config.privileged.tokens if settings.distill_top_k else 0
         shape = (micro.rows, micro.tokens)
         batches = pack_rows(rows, settings, shape, distill_coef, teacher_tokens, micro.order)

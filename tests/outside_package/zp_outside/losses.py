@@ -19,4 +19,4 @@ def _quadratic(logp, old_logp, advantage, mask, segment, *, clip_low, clip_high,
     return token_losses, stats
 
 
-quadratic = PolicyLoss(_quadratic, statistics=('ratio', 'ratio_penalty'), elementwise=True)
+quadratic = PolicyLoss(_quadratic, elementwise=True)
