@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Iterator
 from typing import Literal
 
 from zeroplay_jax.objectives import rewards
@@ -23,7 +24,7 @@ from zeroplay_jax.recipes.datasets import (
 from zeroplay_jax.recipes.proposing import Proposal
 from zeroplay_jax.selfplay.recipe import Recipe as RecipeBase
 from zeroplay_jax.selfplay.recipe import RoleSpec
-from zeroplay_jax.settings.kinds import Section, fail
+from zeroplay_jax.settings.kinds import Problem, Section
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.types import Outcome, Question, Row, Task, TaskDropped
 
@@ -74,18 +75,16 @@ class Recipe(RecipeBase):
     @classmethod
     def check(cls, config: Config):
         """Refuses hop counts with a single proposal, a window without measured solve rates, and mixed labels."""
-        check_hop_groups(config)
-        check_target(config)
+        yield from check_hop_groups(config)
+        yield from check_target(config)
         if config.drzero.labels == 'majority' and config.solver.distill_top_k:
-            problem = "the teacher would read the proposer's answer, which is not the label"
-            fix = 'set it to proposer, or solver.distill_top_k to 0'
-            fail('drzero.labels', 'majority', problem, fix)
+            text = "the teacher would read the proposer's answer, which is not the label; set it to proposer"
+            yield Problem('drzero.labels', text)
         # Without measured solve rates the window would accept all questions.
         is_full_window = tuple(config.pool.window) == (0.0, 1.0)
         if not is_full_window and not config.pool.measure:
-            problem = 'solve rates are not measured'
-            fix = 'give pool.measure solver rollouts per question'
-            fail('pool.window', tuple(config.pool.window), problem, fix)
+            text = 'solve rates are not measured; give pool.measure solver rollouts per question'
+            yield Problem('pool.window', text)
 
     def phases(self):
         """Returns iterations × (proposer, generate, solver)."""
@@ -249,12 +248,8 @@ class Recipe(RecipeBase):
         return dataclasses.replace(question, path=path)
 
 
-def check_hop_groups(config: Config) -> None:
-    """Refuses a batch in which some hop count has fewer than two proposals, which HRPO cannot compare.
-
-    Raises:
-      ConfigError: `proposer.batch` is too small for the rarest hop count of the ratio.
-    """
+def check_hop_groups(config: Config) -> Iterator[Problem]:
+    """Yields a batch in which some hop count has fewer than two proposals, which HRPO cannot compare."""
     proposer = config.proposer
     is_relative = proposer.baseline in ('mean', 'loo') or proposer.scale == 'std'
     # With singleton='raw' (Dr. Zero's code) the reward itself is the advantage of a lone proposal, so the
@@ -271,7 +266,7 @@ def check_hop_groups(config: Config) -> None:
         if _smallest_hop_group(ratio, batch, proposer.samples) >= 2:
             fix = f'give {batch} or more'
             break
-    fail('proposer.batch', proposer.batch, problem, f'{fix}, or leave the rare hop count out')
+    yield Problem('proposer.batch', f'{problem}; {fix}, or leave the rare hop count out')
 
 
 def _smallest_hop_group(ratio: tuple[float, ...], batch: int, samples: int) -> int:

@@ -19,7 +19,7 @@ from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.selfplay.answers import prompt_fields
 from zeroplay_jax.selfplay.context import Role, RolloutContext
 from zeroplay_jax.selfplay.recipe import Recipe, trained_roles
-from zeroplay_jax.settings.kinds import HOPS_CHECKPOINT, OPEN_CHECKPOINT, fail, leaves
+from zeroplay_jax.settings.kinds import HOPS_CHECKPOINT, OPEN_CHECKPOINT, Problem, refuse
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.tools.registry import BUILT_IN
 from zeroplay_jax.types import Question, TaskDropped, Trajectory, UserError
@@ -106,7 +106,7 @@ def check_prompts(
             fix += ', or take a model for real text (config.policy.path): its tokenizer needs fewer'
         field = _field(config, context.roles[name])
         if too_long > refused_share:
-            fail(field, leaves(config)[field], problem, fix)
+            refuse(config, [Problem(field, f'{problem}; {fix}')])
         warnings.append(f'config.{field}: {problem}; {fix}')
     return warnings
 

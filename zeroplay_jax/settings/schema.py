@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 import pathlib
+import re
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -28,11 +30,13 @@ from zeroplay_jax.settings.kinds import (
     OpenFraction,
     PositiveFloat,
     PositiveInt,
+    Problem,
     RequestFields,
     RubricCount,
     Section,
     Window,
     WorldSeeds,
+    changes,
     one_of_or_function,
     requires,
 )
@@ -69,6 +73,12 @@ class Adapters(Section):
     merge: bool = False
     """Also export whole weights, to policy/<weights>-merged."""
 
+    def conflicts(self) -> Iterator[Problem]:
+        """Yields settings of adapters without a rank."""
+        if not self.rank:
+            text = 'full fine-tuning has neither adapters nor a frozen base; set policy.adapters.rank to a rank'
+            yield from changes(self, Adapters(), text)
+
 
 # ---- bucket ----------------------------------------------------------------------------------------
 
@@ -96,6 +106,12 @@ class Mesh(Section):
     model: MeshAxis = 1
     """Tensor-parallel shards."""
 
+    def conflicts(self) -> Iterator[Problem]:
+        """Yields a second axis of -1, which means all remaining devices."""
+        free = [axis for axis, size in self.items() if size == -1]
+        for axis in free[1:]:
+            yield Problem(axis, f'only one axis can be -1, and mesh.{free[0]} is; give a number')
+
 
 class Distributed(Section):
     """Several processes in one run."""
@@ -110,6 +126,20 @@ class Distributed(Section):
     """Index of this process."""
     heartbeat: PositiveInt = 100
     """Seconds without a sign of life after which the other processes stop."""
+
+    def conflicts(self) -> Iterator[Problem]:
+        """Yields numbers and addresses of processes that cannot work."""
+        if self.mode != 'coordinator':
+            # Without an address each process would run alone, as the first one.
+            if self.processes > 1 and self.mode == 'off':
+                text = 'the processes have no address to meet at; set distributed.mode'
+                yield Problem('processes', text)
+            return
+        address = re.fullmatch(r'[^:\s]+:(\d+)', self.coordinator)
+        if not address or not 0 < int(address[1]) < 1 << 16:
+            yield Problem('coordinator', 'not an address; give host:port of process 0')
+        if self.process >= self.processes:
+            yield Problem('process', f'there are {self.processes}; count from 0')
 
 
 # ---- judges ----------------------------------------------------------------------------------------
@@ -510,6 +540,30 @@ class TrainedRole(Section):
     """Share of the student in each update of the EMA teacher."""
     adapter: InputPath = ''
     """PEFT folder that the role starts from; needs policy.adapters.rank."""
+
+    def conflicts(self) -> Iterator[Problem]:
+        """Yields groups, updates and corrections that contradict each other."""
+        # A group of equal rewards has deviation 0: without a baseline its advantages are the reward divided by the
+        # epsilon.
+        if self.baseline == 'none' and self.scale == 'std':
+            text = 'without a baseline, dividing by the deviation inflates equal rewards; set scale=none too'
+            yield Problem('baseline', text)
+        if self.baseline == 'value' and self.scale == 'std':
+            text = 'a value network compares tokens, not the rollouts of a group; give batch, as PPO in verl, or none'
+            yield Problem('scale', text)
+        # Unequal minibatches would weigh rollouts differently, as SSP's code does. Those of a prompt stay together.
+        if self.batch % self.minibatches:
+            text = f'the {self.batch} prompts of a step (batch) are not divisible by it; give a divisor'
+            yield Problem('minibatches', text)
+        if self.tis_cap and self.old_logp == 'sampler':
+            text = 'it compares trainer and sampler, and only the sampler is evaluated; set old_logp=trainer'
+            yield Problem('tis_cap', text)
+        if self.filter_groups and self.surplus == 'carry' and self.old_logp == 'trainer':
+            text = 'carried-over groups would be scored by newer weights, which hides their age; set surplus=drop'
+            yield Problem('old_logp', text)
+        if self.distill_top_k and not any(self.distill_coef):
+            # The teacher would cost a forward pass per step and change nothing.
+            yield Problem('distill_coef', 'the teacher has no weight; give one')
 
 
 # Fields that only roles of `Recipe.filterable_roles` and `Recipe.distillable_roles` have.

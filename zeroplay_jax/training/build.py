@@ -55,8 +55,9 @@ from zeroplay_jax.selfplay.role_environment import (
 from zeroplay_jax.settings.kinds import (
     BUILT_IN_CHECKPOINT,
     ENGLISH_CHECKPOINT,
-    fail,
+    Problem,
     is_server,
+    refuse,
     warn,
 )
 from zeroplay_jax.settings.schema import Config
@@ -508,9 +509,8 @@ def check_base(config: Config) -> None:
     """Raises ConfigError if the base of a training run with adapters is an adapter itself."""
     # Not a rule about configs: an evaluation with the same config takes the folder of a trained adapter.
     if adapter_config.is_adapter(config.policy.path):
-        problem = 'this is an adapter, and new ones need a base'
-        fix = 'name the folder of its base, and the adapter in <role>.adapter'
-        fail('policy.path', config.policy.path, problem, fix)
+        text = 'an adapter, and new ones need a base; name the folder of its base, and the adapter in <role>.adapter'
+        refuse(config, [Problem('policy.path', text)])
 
 
 def load_weights(
