@@ -30,6 +30,8 @@ from zeroplay_jax.types import Outcome, Question, Row, Task, TaskDropped
 
 # `check_hop_groups` suggests no larger `proposer.batch`.
 _LARGEST_SUGGESTED_BATCH = 10_000
+# Words of a question of the pool, which is cut, as in Dr. Zero's code.
+_QUESTION_WORDS = 50
 
 
 class Settings(Section):
@@ -56,7 +58,6 @@ class Recipe(RecipeBase):
     further_prompts = (*RecipeBase.further_prompts, 'proposer.without_document')
     input_files = ('documents',)
     filterable_roles = ('solver',)
-    distillable_roles = ('solver',)
     always_records_path = False
 
     def __init__(self, config: Config, library):
@@ -214,8 +215,7 @@ class Recipe(RecipeBase):
         best = max(proposals, key=lambda each: (each.rejected is None, each.format['raw']))
         if best.rejected:
             return Outcome(rows, drop=best.rejected)
-        # The question is cut to a number of words, as in Dr. Zero's code.
-        words = str(best.question).split()[: settings.question_words]
+        words = str(best.question).split()[:_QUESTION_WORDS]
         asked = dataclasses.replace(self._asked_question(best), text=' '.join(words))
         question = dataclasses.replace(
             self.pool_question(task, best), text=asked.text, answers=asked.answers

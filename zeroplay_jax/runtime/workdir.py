@@ -232,9 +232,12 @@ def _check_equal(
     current: dict[str, Any],
     free: tuple[str, ...],
 ) -> None:
-    """Raises WorkdirError if the flattened configs differ in a field that is not free."""
+    """Raises WorkdirError if the flattened configs differ in a field that is not free.
+
+    A field that only one of them has is of another version.
+    """
     differing = []
-    for field in sorted(saved.keys() | current.keys()):
+    for field in sorted(saved.keys() & current.keys()):
         if field not in free and saved.get(field) != current.get(field):
             differing.append(f'{field} (there {saved.get(field)}, now {current.get(field)})')
     if not differing:

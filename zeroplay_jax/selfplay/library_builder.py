@@ -168,7 +168,7 @@ def open_real_corpus(config: Config) -> tuple[SearchableCorpus, str]:
         # An index cannot return more passages than it has.
         top_k = min(top_k, len(index))
     else:
-        backend = Http(settings.url, timeout=settings.timeout)
+        backend = Http(settings.url)
     client = Client(backend, max_failure_rate=settings.max_failure_rate)
     client.wait_until_ready(_READY_SECONDS)
     corpus = SearchableCorpus(client, top_k, config.tools.page_words)

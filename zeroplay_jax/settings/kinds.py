@@ -105,7 +105,6 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, requires(lambda x: 0 <= x <= 1, 'give 0 to 1')]
 OpenFraction = Annotated[float, requires(lambda x: 0 < x < 1, 'give more than 0, less than 1')]
-BelowOne = Annotated[float, requires(lambda x: 0 <= x < 1, 'give 0 or more and less than 1')]
 MeshAxis = Annotated[
     int, requires(lambda x: x == -1 or x >= 1, 'give 1 or more, or -1 for all devices that remain')
 ]

@@ -18,7 +18,6 @@ from pydantic import Field
 from zeroplay_jax.objectives.registry import BUILT_IN_LOSSES
 from zeroplay_jax.settings.kinds import (
     AbsentSection,
-    BelowOne,
     DistillCoefficients,
     Fraction,
     HopRatio,
@@ -66,8 +65,6 @@ class Adapters(Section):
         ),
     ] = LINEARS
     """Adapted linear layers. Gated delta nets (Qwen3.5) have `in_proj_qkv`, `in_proj_z` and `out` besides."""
-    weight_decay: NonNegativeFloat = 0.0
-    """In place of <role>.weight_decay; pulls the policy to the base."""
     quantize: Literal['none', 'int8'] = 'none'
     """int8 halves the memory of linear layers of the base and changes it a little."""
     merge: bool = False
@@ -181,8 +178,7 @@ class Judge(Section):
 
 
 class SecondJudge(Section):
-    """A second judge of `evaluate --workdir`, compared with `judge`, which sets timeout, retries and
-    max_failure_rate."""
+    """A second judge of `evaluate --workdir`, compared with `judge`, which sets all else."""
 
     kind: Literal['none', 'rule', 'endpoint'] = 'none'
     """none, rule, or endpoint."""
@@ -190,10 +186,6 @@ class SecondJudge(Section):
     """As judge.url; the key is in SECOND_JUDGE_API_KEY."""
     model: str = 'judge'
     """As judge.model."""
-    temperature: NonNegativeFloat = 0.0
-    """Sampling temperature."""
-    tokens: PositiveInt = 512
-    """Longest reply."""
     request: RequestFields = ''
     """As judge.request."""
 
@@ -236,10 +228,6 @@ class Policy(Section):
     """Dtype of activations."""
     remat: bool = False
     """Recompute layers in the backward pass; on CPUs only with `scan`."""
-    remat_policy: Literal['nothing_saveable', 'dots_with_no_batch_dims_saveable'] = (
-        'nothing_saveable'
-    )
-    """What `remat` keeps: nothing, or results of projections."""
     attention: Literal['dense', 'blocked', 'splash'] = 'dense'
     """Attention in updates: dense; blocked, whose memory is linear in micro.tokens; splash, a TPU kernel (micro.tokens:
     multiples of 128)."""
@@ -282,8 +270,6 @@ class Retrieval(Section):
     """folder: text encoder; '': where it was when the index was built."""
     url: str = 'http://127.0.0.1:8000'
     """http: server with Search-R1's protocol."""
-    timeout: PositiveFloat = 30.0
-    """http: seconds per attempt."""
     max_failure_rate: Fraction = 0.1
     """Share of failed searches in a step above which the run stops."""
     held_out: InputPath = ''
@@ -364,8 +350,6 @@ class Pool(Section):
     """Generation steps per iteration; 0: enough for new questions in every solver step."""
     samples: PositiveInt = 5
     """Proposals per document; one is kept: the best-formed (Dr. Zero) or the first in `window` (SCOPE)."""
-    question_words: PositiveInt = 50
-    """Longer questions are cut."""
     window: Window = (0.0, 1.0)
     """Keep questions whose solve rate (SCOPE: mean score) is inside; Dr. Zero, π-Play: needs measure."""
     measure: NonNegativeInt = 0
@@ -459,10 +443,6 @@ class TrainedRole(Section):
     """Updates of the linear warm-up."""
     weight_decay: NonNegativeFloat = 0.01
     """AdamW, matrices only."""
-    beta1: BelowOne = 0.9
-    """AdamW."""
-    beta2: BelowOne = 0.999
-    """AdamW."""
     clip_norm: PositiveFloat = 1.0
     """Global gradient norm."""
     steps: NonNegativeInt = 50
@@ -483,8 +463,6 @@ class TrainedRole(Section):
     """Subtracted from a reward: mean of the group, mean of its other rows (RLOO), a value network (PPO), or none."""
     scale: Literal['std', 'batch', 'none'] = 'std'
     """Divisor of advantages: deviation of the group, of the batch's tokens (REINFORCE++-baseline, PPO), or none."""
-    std_ddof: Annotated[int, requires(lambda x: x in (0, 1), 'give one of 0, 1')] = 1
-    """1: sample deviation; 0: population."""
     singleton: Literal['zero', 'raw'] = 'zero'
     """Advantage of a row alone in its group."""
     loss: Annotated[str, one_of_or_function(*BUILT_IN_LOSSES)] = 'token_pg'

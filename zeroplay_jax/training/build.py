@@ -72,7 +72,6 @@ if TYPE_CHECKING:
 _COMPUTATION_FIELDS = (
     'dtype',
     'remat',
-    'remat_policy',
     'attention',
     'scan',
     'logit_chunk',
@@ -536,12 +535,7 @@ def load_weights(
         matrix_dtype=model.dtype,
         quantized=settings.quantize == 'int8',
     )
-    base = FrozenBase.of(
-        params,
-        mesh,
-        settings.alpha / settings.rank,
-        weight_decay=settings.weight_decay,
-    )
+    base = FrozenBase.of(params, mesh, settings.alpha / settings.rank)
     return {}, base
 
 
