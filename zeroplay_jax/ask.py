@@ -279,9 +279,9 @@ def _with_flags(config: ConfigDict, args: argparse.Namespace) -> ConfigDict:
         fields.set_fields(config, command_line.index_fields(args.index))
     fields.set_fields(config, args.fields)
     recipe = recipe_class(config.recipe)
-    refuse(config, addresses(fields.frozen(config), recipe))
+    refuse(config, addresses(config, recipe))
     if is_server(config.policy.path):
-        refuse(config, policy_folder(fields.frozen(config), recipe))
+        refuse(config, policy_folder(config, recipe))
     # No other file of the policy's run is read.
     if config.retrieval.kind == 'folder':
         fetch_addresses(config, section_name='retrieval')

@@ -113,7 +113,7 @@ def _arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str
     fields.set_fields(config, run_flags)
     config.policy.path = downloads.fetch(config.policy.path)
     recipe = recipe_class(config.recipe)
-    refuse(config, places.policy_folder(fields.frozen(config), recipe))
+    refuse(config, places.policy_folder(config, recipe))
     args.corpus = args.corpus.expanduser()
     if args.workdir is None:
         args.workdir = pathlib.Path('runs') / (_corpus_name(args.corpus) or 'corpus')

@@ -131,8 +131,9 @@ def input_files(config: Config, recipe: type[Recipe]) -> Iterator[Problem]:
     for field, read in _READERS.items():
         for path in filter(None, _paths(field, values.get(field, ''))):
             if not file_exists(field, path):
-                text = f'{path}: no such file; name a file of JSON lines{similar_path(path)}'
-                yield Problem(field, text)
+                one_of_several = '' if path == values[field] else f'{path}: '
+                text = f'no such file; name a file of JSON lines{similar_path(path)}'
+                yield Problem(field, one_of_several + text)
             # Files of the Hub are downloaded later.
             elif not downloads.is_name(path):
                 with _named(f'config.{field}'):

@@ -93,10 +93,16 @@ def lines(
     if told - {*unread} - defaults.keys():
         return
     checked, recipe = fields.frozen(sound), recipe_class(config.recipe)
-    rules = [*RULES]
-    rules += [*places.RULES] * has_files + [*TRAINING] * is_training
-    rules += [places.documents] * (is_training and has_files)
-    rules += [lambda config, recipe: recipe.check(config)] + [evaluation] * has_evaluation
+    rules: list[Rule] = [*RULES]
+    if has_files:
+        rules += places.RULES
+    if is_training:
+        rules += TRAINING
+    if is_training and has_files:
+        rules.append(places.documents)
+    rules.append(of_recipe)
+    if has_evaluation:
+        rules.append(evaluation)
     for rule in rules:
         try:
             for problem in rule(checked, recipe) or ():
@@ -271,6 +277,11 @@ def _is_installed(name: str) -> bool:
     # wandb leaves a folder of its name in the current one, which Python takes for a package without files.
     spec = importlib.util.find_spec(name)
     return spec is not None and spec.origin is not None
+
+
+def of_recipe(config: Config, recipe: type[Recipe]) -> Iterable[Problem] | None:
+    """What only the recipe knows."""
+    return recipe.check(config)
 
 
 def evaluation(config: Config, recipe: type[Recipe]) -> Iterator[Problem]:

@@ -249,8 +249,6 @@ class Tools(Section):
     olmo: <function_calls>search(query="…")</function_calls>."""
     top_k: PositiveInt = 3
     """search: passages per query."""
-    page_words: PositiveInt = 200
-    """open: words per page."""
     max_failure_rate: Fraction = 0.5
     """Share of failed calls of one tool in a step above which the run stops."""
     mcp_servers: str = 'http://127.0.0.1:8000/mcp'
