@@ -21,7 +21,7 @@ from zeroplay_jax.configs import (
     scope,
     ssp,
 )
-from zeroplay_jax.configuration import fields, places, rules
+from zeroplay_jax.configuration import command_line, fields, places, rules
 from zeroplay_jax.policy.adapter_config import CONFIG_FILE, AdapterConfig
 from zeroplay_jax.selfplay import recipe as recipes
 from zeroplay_jax.settings import schema
@@ -197,5 +197,5 @@ def test_a_config_is_sound_or_one_line_says_what_is_wrong(tmp_path, monkeypatch)
     write_files(tmp_path)
     monkeypatch.chdir(ROOT)
     monkeypatch.syspath_prepend(ROOT / 'tests' / 'objectives')
-    names = globals() | vars(config_checks) | {'folder': tmp_path}
+    names = globals() | vars(config_checks) | {'folder': tmp_path, 'command_line': command_line}
     check_table(pathlib.Path(__file__).parent / 'rules.txt', names, tmp_path)
