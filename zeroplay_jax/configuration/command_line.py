@@ -62,8 +62,10 @@ def load(config_file: str | None, words: Sequence[str]) -> ConfigDict:
     Raises:
       UserError: one line; no such file, field or flag, or a value of another type.
     """
+    # A misspelt --config is one of the words.
+    flags_of = fields.flags_by_field(with_short_flags(words))
     config = config_of_file(config_file)
-    fields.put(config, fields.flags_by_field(with_short_flags(words)))
+    fields.put(config, flags_of)
     return config.lock()
 
 

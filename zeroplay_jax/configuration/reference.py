@@ -29,7 +29,7 @@ one line before anything is loaded. This page is generated from the schema
 
 def reference() -> str:
     """Returns docs/configuration.md as Markdown."""
-    sections = {'<role>': TrainedRole}
+    sections: dict[str, type[Section]] = {'<role>': TrainedRole}
     for recipe in BUILT_IN:
         sections |= recipe_class(recipe).settings
     parts = [_INTRODUCTION, _table('Top level', '', Run, '')]
