@@ -88,7 +88,10 @@ def test_a_recipe_from_elsewhere_has_a_section_roles_and_checks_of_its_own(elsew
             {'answerer.learning_rate': 0.0},
             'config.answerer.learning_rate=0.0: Input should be greater than 0',
         ),
-        ({'answerer.filter_groups': True}, 'config.answerer.filter_groups: '),
+        (
+            {'answerer.filter_groups': True},
+            'config.answerer.filter_groups=True: recipe their_package.rzero does',
+        ),
     ):
         wrong = ConfigDict(config.to_dict())
         wrong.update_from_flattened_dict(change)

@@ -253,10 +253,10 @@ def _has(config: ConfigDict, path: str) -> bool:
 def _unknown(name: str, config: ConfigDict) -> str:
     """Returns what is wrong with the name of a field that a config does not have."""
     readers = [recipe for recipe in recipes.BUILT_IN if _has(default_config(recipe), name)]
-    if readers:
-        fix = f'take it away, or set recipe to {" or ".join(readers)}'
-        return f'recipe {config.get("recipe")} does not read it; {fix}'
-    similar = did_you_mean(name, sorted(leaves(config).keys() - {name}))
+    if readers or _has(config, name):
+        others = f', or set recipe to {" or ".join(readers)}' if readers else ''
+        return f'recipe {config.get("recipe")} does not read it; take it away{others}'
+    similar = did_you_mean(name, leaves(config))
     return f'no such field{similar or "; docs/configuration.md lists them"}'
 
 
@@ -390,7 +390,8 @@ def put(config: ConfigDict, flags_of: Mapping[str, list[str]]) -> None:
     if 'recipe' in flags_of:
         before = config.recipe
         _parse(config, flags_of['recipe'])
-        fit_to_recipe(config, is_switched=config.recipe != before)
+        chosen = config.recipe
+        fit_to_recipe(config, is_switched=chosen != before)
     others = {name: flag for name, flag in flags_of.items() if name != 'recipe'}
     for name in others:
         check_name(name, config)
@@ -506,8 +507,9 @@ def config(
     others = dict(changes or {})
     if 'recipe' in others:
         # Which fields there are depends on it.
-        before, settings.recipe = settings.recipe, others.pop('recipe')
-        fit_to_recipe(settings, is_switched=settings.recipe != before)
+        before, chosen = settings.recipe, others.pop('recipe')
+        settings.recipe = chosen
+        fit_to_recipe(settings, is_switched=chosen != before)
     for field in others:
         # An empty dict has no fields, by which a misspelt section would be noticed.
         check_name(str(field), settings)
