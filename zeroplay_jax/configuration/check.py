@@ -82,7 +82,9 @@ def _noted(mistakes: list[str]) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        mistakes.append(str(error))
+        # Several checks read the same file.
+        if str(error) not in mistakes:
+            mistakes.append(str(error))
 
 
 def _machine(name: str) -> Machine | None:
