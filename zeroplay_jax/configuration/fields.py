@@ -519,6 +519,8 @@ def config(
             settings.update_from_flattened_dict({field: value})
         except TypeError as error:
             raise ConfigError(f'config.{field}={value!r}: {first_line(error)}') from None
+    if others:
+        check_values(settings)
     return settings
 
 

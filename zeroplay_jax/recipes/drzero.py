@@ -240,7 +240,7 @@ class Recipe(RecipeBase):
         """Returns the pool's record of a question, with its construction path if the solver distils."""
         question = proposing.question_record(task, proposal)
         # A path holds whole passages; without a teacher it would only enlarge checkpoints and logs.
-        if not self.config.solver.distill_top_k and not self.always_records_path:
+        if not self.config.solver.get('distill_top_k') and not self.always_records_path:
             return question
         path = proposing.path_of(
             proposal.trajectory, task.payload, question.text, proposal.answer or ''
