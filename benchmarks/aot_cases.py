@@ -258,7 +258,7 @@ UNROLLED = ', unrolled'
 # rollouts and rows of 4,096 tokens, teacher rows of 8,192.
 MODEL_CONFIG = 'piplay'
 # Fields of config.policy that change a program.
-_COMPUTATION_FIELDS = ('dtype', 'remat', 'remat_policy', 'logits', 'logit_chunk')
+_COMPUTATION_FIELDS = ('dtype', 'remat', 'logits', 'logit_chunk')
 _SAMPLER_FIELDS = ('context', 'chunk', 'fill_rows', 'burst')
 
 
@@ -385,11 +385,9 @@ class AdapterCase(Case):
         scale = jax.ShapeDtypeStruct((1,), jnp.float32)
         params = self._base | {adapters.SCALE: scale}
         shardings = sharding.parameter_shardings(params, self.mesh)
-        settings = self.config.policy.adapters
         return FrozenBase(
             tpu_programs.with_shardings(params, shardings),
             self.mesh,
-            weight_decay=settings.weight_decay,
         )
 
     def sampler_adapters(self) -> tuple[Params, Params]:

@@ -12,7 +12,6 @@ from zeroplay_jax.configs import piplay
 def get_config(variant=''):
     """Returns the combination with Dr. Zero's sizes, or with the variant 'mini' that of a miniature run."""
     config = piplay.get_config(variant)
-    config.recipe = 'drzero'
     config.drzero.group = 'hop'
     config.solver.update(
         loss='sequence_pg', aggregation='seq_mean_token_mean', filter_groups=True, surplus='carry'

@@ -42,21 +42,19 @@ def get_config(variant=''):
 
     for role in (config.proposer, config.solver):
         role.update(
-            learning_rate=1e-6, weight_decay=0.01, beta1=0.9, beta2=0.999, clip_norm=1.0
-        )  # tables 5, 6
+            learning_rate=1e-6, weight_decay=0.01, clip_norm=1.0
+        )  # tables 5, 6; AdamW's β 0.9 and 0.999 are constants of learner/optimizer.py
         role.update(
             steps=50, batch=256, temperature=1.0, minibatches=1, kl_coef=0.0
         )  # tables 5, 6; T: the code
         role.warmup_steps = int(0.03 * role.steps)  # tables 5 and 6, rounded as verl does
-        role.update(
-            baseline='mean', scale='std', std_ddof=1, singleton='zero'
-        )  # eqs. 3 and 5; singleton: ours
+        role.update(baseline='mean', scale='std', singleton='zero')  # eqs. 3 and 5; singleton: ours
         role.update(
             loss='token_pg', clip_low=0.2, clip_high=0.2, dual_clip=3.0, aggregation='token'
         )  # the code
     config.proposer.samples = 1  # table 5: one rollout per document, grouped by hops
     config.solver.samples = 5  # table 6
-    config.pool.update(batch=256, samples=5, question_words=50)  # the code
+    config.pool.update(batch=256, samples=5)  # the code
     if variant == 'mini':
         return _mini(config)
 

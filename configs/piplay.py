@@ -32,6 +32,7 @@ def get_config(variant=''):
     common.check_variant('piplay', variant)
     config = drzero.get_config(variant)
     config.recipe = 'piplay'
+    common.add_sections(config)
     # α: appendix A, for Qwen3-4B-Instruct-2507; K: about 50; direction: not stated.
     config.solver.update(distill_top_k=50, distill_coef=(0.1, 0.03, 0.03), distill_kind='reverse')
     config.solver.update(distill_tail=True, distill_ema_rate=0.05)  # appendix C; table 7

@@ -40,7 +40,7 @@ NAMES = {
     'recipes.drzero': 'Recipe Recipe.proposals Recipe.pool_question',
     'objectives.rewards': 'difficulty',
     'objectives.answers': 'normalize_answer sub_exact_match extract_last majority_answer',
-    'settings.kinds': 'Section fail',
+    'settings.kinds': 'Section Problem',
 }
 # A line that begins a list of a docstring.
 _LISTS = ('Args:', 'Attributes:', 'Returns:', 'Raises:')

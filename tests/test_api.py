@@ -243,15 +243,15 @@ SAMPLE = "zp.sample_rollouts(policy, index, ['{}'], {})"
 REPORTED = {
     "zp.config(…, {'solver.steps': True})": (
         "zp.config('drzero', '', {'solver.steps': True})",
-        'config.solver.steps=True: must be a whole number',
+        'config.solver.steps=True: Input should be a valid integer',
     ),
     "zp.config(…, {'solver.learning_rate': None})": (
         "zp.config('drzero', '', {'solver.learning_rate': None})",
-        'learning_rate=None: must be a number',
+        'learning_rate=None: Input should be a valid number',
     ),
     'zp.load_policy with settings.solver.foo = 3': (
         'zp.load_policy(settings=with_field())',
-        'config.solver.foo: no such field',
+        'config.solver.foo=3: no such field',
     ),
     'zp.sample_rollouts of a blank question': (SAMPLE.format(' ', ''), 'questions[0] is empty'),
     "zp.sample_rollouts(…, seed='x')": (SAMPLE.format('Who?', "seed='x'"), "seed='x'"),

@@ -69,7 +69,5 @@ def test_a_file_in_the_current_folder_takes_precedence():
         assert downloads.packaged(path) == path
 
 
-def test_a_packaged_config_may_be_the_next_argument():
-    argv = ['x', '--config', 'configs/drzero.py:mini', 'configs/drzero.py']
-    replaced = command_line.with_packaged_configs(argv)
-    assert replaced == ['x', '--config', f'{PACKAGE}/configs/drzero.py:mini', 'configs/drzero.py']
+def test_a_packaged_config_is_found_from_any_folder():
+    assert command_line.config_of_file('configs/drzero.py:mini').recipe == 'drzero'

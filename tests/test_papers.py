@@ -39,7 +39,8 @@ import importlib, sys
 from zeroplay_jax.configuration import command_line
 module, *words = sys.argv[1:]
 importlib.import_module(f'zeroplay_jax.{module}')
-assert command_line.parse_flags([module, *words]) == [module]
+rest = command_line.parse_flags([module, *words])[1:]
+command_line.load(command_line.flags.FLAGS.config, rest)
 """
 
 

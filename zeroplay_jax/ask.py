@@ -31,10 +31,10 @@ from ml_collections import ConfigDict
 
 from zeroplay_jax.configuration import command_line, fields
 from zeroplay_jax.configuration.places import (
-    check_addresses,
-    check_checkpoint,
+    addresses,
     fetch_addresses,
     fetch_model,
+    policy_folder,
 )
 from zeroplay_jax.evaluation.render import Printer
 from zeroplay_jax.extras import load_extra
@@ -44,7 +44,7 @@ from zeroplay_jax.retrieval import downloads, progress
 from zeroplay_jax.retrieval.command import Parser, number_type, show_messages, similar_path
 from zeroplay_jax.selfplay.recipe import recipe_class
 from zeroplay_jax.settings import schema
-from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, is_server
+from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, is_server, refuse
 from zeroplay_jax.tools import registry
 from zeroplay_jax.training.policy_settings import settings
 from zeroplay_jax.types import UserError
@@ -279,9 +279,9 @@ def _with_flags(config: ConfigDict, args: argparse.Namespace) -> ConfigDict:
         fields.set_fields(config, command_line.index_fields(args.index))
     fields.set_fields(config, args.fields)
     recipe = recipe_class(config.recipe)
-    check_addresses(config, recipe)
+    refuse(config, addresses(config, recipe))
     if is_server(config.policy.path):
-        check_checkpoint(config, recipe)
+        refuse(config, policy_folder(config, recipe))
     # No other file of the policy's run is read.
     if config.retrieval.kind == 'folder':
         fetch_addresses(config, section_name='retrieval')

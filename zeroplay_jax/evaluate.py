@@ -36,11 +36,11 @@ import functools
 import json
 import pathlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict
 
 from zeroplay_jax.configuration import command_line, fields
 from zeroplay_jax.configuration.places import (
@@ -69,9 +69,7 @@ if TYPE_CHECKING:
     from zeroplay_jax.evaluation.question_sets import Answered
     from zeroplay_jax.training.build import RunContext
 
-_CONFIG = config_flags.DEFINE_config_file(
-    'config', None, 'What to evaluate: a Python file.', lock_config=True
-)
+_CONFIG = flags.DEFINE_string('config', None, 'What to evaluate: a Python file.')
 _SETS = flags.DEFINE_list('sets', [], 'Question sets: files of JSON lines or public names.')
 _METRIC = flags.DEFINE_string(
     'metric',
@@ -131,28 +129,26 @@ _ANSWERER_WEIGHTS = 'answerer'
 
 def main(argv: list[str]) -> None:
     """Checks the command, then evaluates."""
-    config = _CONFIG.value
-    if config is not None:
-        fields.fit_to_recipe(config)
-        # Only the questions of --sets or of the evaluation are asked: other files of the config need not exist.
-        unread = ('inputs.', 'eval.') if _SETS.value else ('inputs.',)
-        for name, _ in fields.input_paths(config):
-            if name.startswith(unread):
-                config.update_from_flattened_dict({name: ''})
-    if config is not None and 'prompts' not in config_flags.get_override_values(
-        flags.FLAGS['config']
-    ):
+    config = command_line.load(_CONFIG.value, argv[1:])
+    changed = command_line.changed_fields(argv[1:])
+    # Only the questions of --sets or of the evaluation are asked: other files of the config need not exist.
+    unread = ('inputs.', 'eval.') if _SETS.value else ('inputs.',)
+    for name, _ in fields.input_paths(config):
+        if name.startswith(unread):
+            config.update_from_flattened_dict({name: ''})
+    if 'prompts' not in changed:
         fetch_addresses(config, section_name='policy')
         # A policy is asked as it was trained. A run exports it to WORKDIR/policy/ROLE.
         keep_prompts(config, pathlib.Path(config.policy.path).absolute().parent.parent, False)
-    if config is not None and _SETS.value and _PROTOCOL.value:
-        print(protocols.apply(_PROTOCOL.value, functools.partial(_put, config)), file=sys.stderr)
+    if _SETS.value and _PROTOCOL.value:
+        print(
+            protocols.apply(_PROTOCOL.value, functools.partial(_put, config, changed)),
+            file=sys.stderr,
+        )
     # Most evaluations have no workdir; '.' passes its check.
     workdir = _WORKDIR.value or '.'
-    command_line.check_command(
-        argv, config, workdir, has_evaluation=not _SETS.value, is_training=False
-    )
-    if note := command_line.note_of_questions():
+    command_line.check_command(config, workdir, has_evaluation=not _SETS.value, is_training=False)
+    if note := command_line.note_of_questions(_CONFIG.value, config, argv[1:]):
         print(note, file=sys.stderr)
     flags.FLAGS.sets = [fetch_file(path) for path in _SETS.value]
     flags.FLAGS.answerer = command_line.policy_of_iteration(_ANSWERER.value)
@@ -187,10 +183,9 @@ def main(argv: list[str]) -> None:
         print(model.summary(), file=sys.stderr)
 
 
-def _put(config: ConfigDict, field: str, value: object) -> str:
+def _put(config: ConfigDict, changed: Collection[str], field: str, value: object) -> str:
     """Sets a flag or a field of the config; returns '', or why it stays as it is."""
     section, _, name = field.partition('.')
-    changed = config_flags.get_override_values(flags.FLAGS['config'])
     if field in changed or not name and flags.FLAGS[field].present:
         return 'given'
     if section == 'judge' and config.judge.kind != 'endpoint':

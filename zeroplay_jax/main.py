@@ -18,22 +18,20 @@ machine, --nofiles that the files are there.
 import sys
 
 from absl import flags
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict
 
 from zeroplay_jax.configuration import check, command_line, fields, machines, planning
 from zeroplay_jax.configuration.places import download, keep_prompts
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.runtime import signals
 
-_CONFIG = config_flags.DEFINE_config_file(
-    'config', None, 'The run: a Python file.', lock_config=True
-)
+_CONFIG = flags.DEFINE_string('config', None, 'The run: a Python file.')
 _WORKDIR = flags.DEFINE_string(
     'workdir', None, 'Folder of the run, created if it is missing, or gs://bucket/path.'
 )
 _FROM = flags.DEFINE_string('from', None, 'Workdir of another run, with whose weights this begins.')
 
-flags.DEFINE_bool('check', False, 'Name all mistakes of the command and start nothing.')
+_CHECK = flags.DEFINE_bool('check', False, 'Name all mistakes of the command and start nothing.')
 flags.DEFINE_string(
     'on', '', 'With --check: v5litepod-16, 2*v5litepod-16, 8 devices, or 2*8 of two hosts.'
 )
@@ -47,16 +45,19 @@ def main(argv: list[str]) -> None:
     # Until the run trains, both signals end the process at once. The first one is so already, but in the quickstart.
     signals.exit_while_loading()
     signals.exit_on_sigterm()
-    config = _CONFIG.value
+    words = argv[1:]
+    if _CHECK.value:
+        sys.exit(check.main(words))
+    config = command_line.load(_CONFIG.value, words)
     workdir = _WORKDIR.value
-    if config is not None and workdir:
+    if workdir:
         keep_prompts(config, workdir)
-    command_line.check_command(argv, config, workdir)
-    if note := command_line.note_of_questions():
+    command_line.check_command(config, workdir)
+    if note := command_line.note_of_questions(_CONFIG.value, config, words):
         print(note, file=sys.stderr)
     # The record of a run names the files that were downloaded.
     download(config)
-    kept = planning.keep(config, workdir, command_line.changed_fields())
+    kept = planning.keep(config, workdir, command_line.changed_fields(words))
     fields.check(workdir, config)
     command_line.connect(config)
     command_line.check_devices(config, kept)
@@ -89,6 +90,4 @@ def _end_with_smaller_plan(config: ConfigDict, kept: planning.Kept, workdir: str
 
 
 if __name__ == '__main__':
-    if check.is_asked_for(sys.argv):
-        sys.exit(check.main(sys.argv))
     command_line.run_command('zeroplay_jax', main)

@@ -19,7 +19,6 @@ import sys
 from typing import Any
 
 from absl import flags
-from ml_collections import config_flags
 
 from zeroplay_jax.configuration import command_line, fields, rules
 from zeroplay_jax.configuration.machines import check_offered, machine
@@ -38,17 +37,13 @@ from zeroplay_jax.configuration.planning import (
 from zeroplay_jax.settings.kinds import PROMPT_SETS
 from zeroplay_jax.types import UserError
 
-_CONFIG = config_flags.DEFINE_config_file('config', None, 'The run: a Python file.')
+_CONFIG = flags.DEFINE_string('config', None, 'The run: a Python file.')
 _MACHINE = flags.DEFINE_string('machine', '', 'Where it is to run: v5litepod-4, h100x8, cpu:2.')
 
 
 def main(argv: list[str]) -> None:
     """Prints the plan of a command."""
-    config = _CONFIG.value
-    if len(argv) > 1:
-        raise UserError(f'{argv[1]!r} is not a flag; settings are given as --config.FIELD=VALUE')
-    if config is None:
-        raise UserError(command_line.no_config())
+    config = command_line.load(_CONFIG.value, argv[1:])
     if not _MACHINE.value:
         raise UserError('--machine is missing; give one such as v5litepod-4, h100x8 or cpu:2')
     target = machine(_MACHINE.value, '--machine')
@@ -58,13 +53,12 @@ def main(argv: list[str]) -> None:
             f'--machine={target.name}: its memory is not known; give one such as v5litepod-8, v6e-8, v5p-16, h100x8, '
             'h200x8 or cpu:8'
         )
-    fields.fit_to_recipe(config)
     fields.check_values(config)
     check_adapters(config)
     if pathlib.Path(policy_of(config)).is_dir():
         read_policy(config)
     command_line.check_heads(config)
-    given = given_by_hand(config, command_line.changed_fields())
+    given = given_by_hand(config, command_line.changed_fields(argv[1:]))
     planned = choose(config, target, given)
     if planned is None:
         raise UserError(f'--machine={too_small(config, target, given)}')

@@ -22,7 +22,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from zeroplay_jax.configuration import command_line, fields, rules
+from zeroplay_jax.configuration import command_line, fields, places
 from zeroplay_jax.configuration.fields import config as packaged_config
 from zeroplay_jax.data import files
 from zeroplay_jax.extras import load_extra
@@ -41,8 +41,8 @@ from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime import signals
 from zeroplay_jax.runtime.disk import write_text
 from zeroplay_jax.runtime.workdir import check_is_folder
-from zeroplay_jax.selfplay.recipe import BUILT_IN, recipe_class
-from zeroplay_jax.settings.kinds import CONFIGS
+from zeroplay_jax.selfplay.recipe import recipe_class
+from zeroplay_jax.settings.kinds import CONFIGS, refuse
 from zeroplay_jax.types import Json, Question, UserError
 
 # The name at the start of every error line, the same as for the run.
@@ -110,24 +110,10 @@ def _arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str
     if not any(flag.startswith('--index') for flag in run_flags):
         run_flags = command_line.with_short_flags(run_flags)
     config = packaged_config(_CONFIG)
-    chosen_recipe = command_line.recipe_flag([_NAME, *run_flags])
-    if chosen_recipe is not None:
-        config.recipe = chosen_recipe
-        fields.fit_to_recipe(config)
-    # Roles of a recipe from elsewhere may depend on flags.
-    has_all_sections = chosen_recipe in (None, *BUILT_IN)
-    for flag in run_flags:
-        field, has_value, value = flag.removeprefix('--config.').partition('=')
-        if not flag.startswith('--config.') or not has_value:
-            fix = 'settings of the run are given as --config.FIELD=VALUE'
-            raise UserError(f'{flag!r} has no meaning here; {fix}')
-        # Checked here, so that a mistake is reported before the index is built.
-        if has_all_sections:
-            fields.check_name(field, config)
-        if field == 'policy.path':
-            config.policy.path = downloads.fetch(value)
-    command_line.check_arguments([_NAME, *run_flags], chosen_recipe)
-    rules.check_checkpoint(config, recipe_class(config.recipe))
+    fields.set_fields(config, run_flags)
+    config.policy.path = downloads.fetch(config.policy.path)
+    recipe = recipe_class(config.recipe)
+    refuse(config, places.policy_folder(config, recipe))
     args.corpus = args.corpus.expanduser()
     if args.workdir is None:
         args.workdir = pathlib.Path('runs') / (_corpus_name(args.corpus) or 'corpus')

@@ -17,7 +17,7 @@ from zeroplay_jax.selfplay.answers import group_of
 from zeroplay_jax.selfplay.recipe import Recipe as RecipeBase
 from zeroplay_jax.selfplay.recipe import RoleSpec
 from zeroplay_jax.selfplay.schedule import Phase
-from zeroplay_jax.settings.kinds import PositiveInt, Section, fail
+from zeroplay_jax.settings.kinds import PositiveInt, Section
 from zeroplay_jax.tools.base import FailureLog
 from zeroplay_jax.types import Outcome, Question, Row, TaskDropped, UserError
 
@@ -57,7 +57,9 @@ class Recipe(RecipeBase):
         try:
             urllib.request.urlopen(f'{url}/health', timeout=10).close()
         except (OSError, ValueError) as error:
-            fail('openenv.url', url, f'no server answers ({error})', 'start it, or correct this')
+            raise UserError(
+                f'config.openenv.url={url}: no server answers ({error}); start it'
+            ) from None
         self.seeds = [{'seed': number} for number in range(config.openenv.tasks)]
         self.failures = FailureLog(f'server {url}')
 

@@ -18,7 +18,7 @@ from zeroplay_jax.selfplay.answers import group_of
 from zeroplay_jax.selfplay.recipe import Recipe as RecipeBase
 from zeroplay_jax.selfplay.recipe import RoleSpec
 from zeroplay_jax.selfplay.schedule import Phase
-from zeroplay_jax.settings.kinds import Section, fail
+from zeroplay_jax.settings.kinds import Problem, Section
 from zeroplay_jax.tools.base import FailureLog, Tool
 from zeroplay_jax.types import Outcome, Question, Row, RowInfo, TaskDropped, UserError
 
@@ -64,9 +64,8 @@ class Recipe(RecipeBase):
     @classmethod
     def check(cls, config):
         """Refuses turns that the environment would not count."""
-        turns = config.rollout.max_turns
-        if turns != 1:
-            fail('rollout.max_turns', turns, 'the environment counts the turns', 'give 1')
+        if config.rollout.max_turns != 1:
+            yield Problem('rollout.max_turns', 'the environment counts the turns; give 1')
 
     def phases(self):
         """Returns one phase of solver steps per iteration."""

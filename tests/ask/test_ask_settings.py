@@ -64,8 +64,8 @@ def test_the_settings_of_a_policy_are_those_of_whole_weights(exported, stored, t
         assert config.solver.adapter == ''
         # As load_policy gives it back, to train on.
         config.policy.path = str(folder)
-        rules.check_adapters(config, recipe_class(config.recipe))
-        places.check_checkpoint(config, recipe_class(config.recipe))
+        frozen, recipe = fields.frozen(config), recipe_class(config.recipe)
+        assert not [*rules.adapters(frozen, recipe), *places.policy_folder(frozen, recipe)]
 
 
 def test_prompts_flags_and_other_versions(exported, stored, index, tmp_path):

@@ -26,8 +26,7 @@ from pydantic import Field
 
 from zeroplay_jax.selfplay.recipe import Recipe as Base
 from zeroplay_jax.selfplay.recipe import RoleSpec
-from zeroplay_jax.settings.kinds import PositiveInt, Section
-from zeroplay_jax.settings.kinds import fail
+from zeroplay_jax.settings.kinds import PositiveInt, Problem, Section
 
 
 class Settings(Section):
@@ -48,7 +47,7 @@ class Recipe(Base):
     @classmethod
     def check(cls, config):
         if config.rzero.votes > config.answerer.samples:
-            fail('rzero.votes', config.rzero.votes, 'more than there are answers', 'give less')
+            yield Problem('rzero.votes', 'more than there are answers; give less')
 """
 
 
@@ -79,18 +78,27 @@ def test_a_recipe_from_elsewhere_has_a_section_roles_and_checks_of_its_own(elsew
     rules.check(config)
     for change, line in (
         ({'rzero.votes': 6}, 'config.rzero.votes=6: more than there are answers; give less'),
-        ({'rzero.votes': 0}, 'config.rzero.votes=0: not possible; give 1 or more'),
-        ({'rzero.uncertainty': -1.0}, 'config.rzero.uncertainty=-1.0: not possible; give 0'),
-        ({'rzero.kind': 'max'}, 'config.rzero.kind=max: not possible; give one of majority, mean'),
-        ({'answerer.learning_rate': 0.0}, 'config.answerer.learning_rate=0.0: not possible'),
-        ({'answerer.filter_groups': True}, 'config.answerer.filter_groups: '),
+        ({'rzero.votes': 0}, 'config.rzero.votes=0: Input should be greater than or equal to 1'),
+        (
+            {'rzero.uncertainty': -1.0},
+            'config.rzero.uncertainty=-1.0: Input should be greater than or equal to 0',
+        ),
+        ({'rzero.kind': 'max'}, "config.rzero.kind=max: Input should be 'majority' or 'mean'"),
+        (
+            {'answerer.learning_rate': 0.0},
+            'config.answerer.learning_rate=0.0: Input should be greater than 0',
+        ),
+        (
+            {'answerer.filter_groups': True},
+            'config.answerer.filter_groups=True: recipe their_package.rzero does',
+        ),
     ):
         wrong = ConfigDict(config.to_dict())
         wrong.update_from_flattened_dict(change)
         assert message(wrong).startswith(line)
     with config.unlocked():
         config.rzero.vots = 3
-    assert 'did you mean config.rzero.votes?' in message(config)
+    assert 'did you mean rzero.votes?' in message(config)
 
 
 @pytest.mark.parametrize(

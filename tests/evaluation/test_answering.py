@@ -24,7 +24,7 @@ from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.selfplay import recipe as recipes
 from zeroplay_jax.selfplay.answers import final_answer
 from zeroplay_jax.selfplay.context import Role, RolloutContext
-from zeroplay_jax.selfplay.recipe import Recipe, recipe_class
+from zeroplay_jax.selfplay.recipe import Recipe
 from zeroplay_jax.selfplay.rows import from_bytes, to_bytes
 from zeroplay_jax.tools.search import SearchTool
 from zeroplay_jax.training import ending
@@ -283,12 +283,9 @@ def test_the_lengths_of_a_protocol_fit_the_config_of_its_paper(name):
         return ''
 
     assert protocols.apply(name, put).startswith(f'protocol {name}: ')
-    recipe = recipe_class(config.recipe)
     # A search server needs no files.
     config.retrieval.update(kind='http', url='http://127.0.0.1:1')
-    for rule in rules.RULES:
-        if rule not in rules.FILE_RULES:
-            rule(config, recipe)
+    assert not [*rules.lines(config, is_training=False, has_files=False)]
 
 
 def test_every_way_answers_on_the_miniature(tmp_path):

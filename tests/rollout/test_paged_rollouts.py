@@ -23,6 +23,7 @@ from request_cases import (
 
 from zeroplay_jax.policy import ragged_attention, ragged_tpu, sharding
 from zeroplay_jax.rollout.sampler import programs
+from zeroplay_jax.settings.kinds import refuse
 
 # Nats per token between two shapes of the programs, or two kernels: they add up in another order.
 TOLERANCE = 1e-5
@@ -204,7 +205,7 @@ def test_settings_that_cannot_work_are_refused(policy, tmp_path):
     def pool(**changes):
         config = dataclasses.replace(CONFIG, **changes)
         # As rules of configs do, before there are devices.
-        config.check(1)
+        refuse({'sampler': dataclasses.asdict(config)}, config.conflicts(1))
         return make_pool(policy, config)
 
     names = {'pool': pool}

@@ -9,7 +9,7 @@ from zeroplay_jax.objectives import rewards
 from zeroplay_jax.recipes import drzero, proposing, solving
 from zeroplay_jax.selfplay.recipe import RoleSpec
 from zeroplay_jax.selfplay.schedule import Phase
-from zeroplay_jax.settings.kinds import Fraction, Section, fail
+from zeroplay_jax.settings.kinds import Fraction, Problem, Section
 from zeroplay_jax.types import Outcome, TaskDropped
 
 PLAYERS = ('proposer', 'solver')
@@ -49,7 +49,7 @@ class Recipe(drzero.Recipe):
     def check(cls, config):
         for role in PLAYERS:
             if config[role].baseline != 'none':
-                fail(f'{role}.baseline', config[role].baseline, 'the game has its own', 'give none')
+                yield Problem(f'{role}.baseline', 'the game has its own; give none')
 
     def phases(self):
         return [

@@ -12,7 +12,8 @@ from scripted import ScriptedContext, lost, search_call, trajectory
 
 from benchmarks import grounded
 from zeroplay_jax.configs import ablations, quickstart
-from zeroplay_jax.configs import drzero as drzero_config
+from zeroplay_jax.configs import piplay as piplay_config
+from zeroplay_jax.configuration import rules
 from zeroplay_jax.recipes import proposing, solving
 from zeroplay_jax.recipes.datasets import SeedDocument
 from zeroplay_jax.recipes.drzero import Recipe
@@ -241,12 +242,11 @@ def longest(prediction, golds):
 
 
 def test_a_teacher_that_reads_the_proposers_answer_is_refused_with_labels_by_majority():
-    config = drzero_config.get_config('mini')
-    config.solver.distill_top_k = 8
-    Recipe.check(config)
+    config = piplay_config.get_config('mini')
+    rules.check(config)
     config.drzero.labels = 'majority'
     with pytest.raises(ConfigError, match="labels=majority: the teacher would read the proposer's"):
-        Recipe.check(config)
+        rules.check(config)
 
 
 def test_r_zero_keeps_questions_that_a_third_to_two_thirds_answer():

@@ -131,7 +131,7 @@ def test_settings_of_a_recipe_are_checked_like_any_other(packages):
     rules.check(config)
     config.debate.bonus = -1.0
     with pytest.raises(
-        ConfigError, match=r'config.debate.bonus=-1.0: not possible; give more than 0'
+        ConfigError, match='config.debate.bonus=-1.0: Input should be greater than 0'
     ):
         rules.check(config)
     config = make_config()
@@ -140,7 +140,7 @@ def test_settings_of_a_recipe_are_checked_like_any_other(packages):
         rules.check(config)
     with config.unlocked():
         config.debate.bonsu = 1.0
-    with pytest.raises(ConfigError, match='did you mean config.debate.bonus'):
+    with pytest.raises(ConfigError, match='did you mean debate.bonus'):
         rules.check(config)
 
 

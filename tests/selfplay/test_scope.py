@@ -14,6 +14,7 @@ from zeroplay_jax.recipes.datasets import SeedDocument
 from zeroplay_jax.recipes.scope import Recipe
 from zeroplay_jax.selfplay.library import Document
 from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, Step, TaskPool
+from zeroplay_jax.settings.kinds import refuse
 from zeroplay_jax.types import Question, Task, TaskDropped
 
 LOMI = dict(id=1, title='Lomi', text='Lomi is a city in Tarva. It is led by Puto.')
@@ -70,7 +71,8 @@ def recipe(**changes):
 
 
 def check_config(**changes):
-    Recipe.check(configured(**changes))
+    config = configured(**changes)
+    refuse(config, Recipe.check(config))
 
 
 def play(phase, payload, judge, scripts, **changes):

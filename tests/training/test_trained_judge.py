@@ -8,11 +8,12 @@ import pytest
 from run_files import check_same_run, lines
 
 from zeroplay_jax.configs import common, scope
-from zeroplay_jax.configuration.rules import check, check_training
+from zeroplay_jax.configuration.fields import frozen
+from zeroplay_jax.configuration.rules import check
 from zeroplay_jax.selfplay import judge
 from zeroplay_jax.selfplay.recipe import Recipe
 from zeroplay_jax.selfplay.schedule import Phase
-from zeroplay_jax.settings.kinds import ConfigError
+from zeroplay_jax.settings.kinds import ConfigError, refuse
 from zeroplay_jax.training import build, loop
 from zeroplay_jax.types import UserError
 
@@ -99,9 +100,9 @@ def test_a_role_that_training_asks_for_no_judgement_is_refused():
         ConfigError,
         match="asks role grader for no judge.answer or judge.grade; .* add 'correct' to",
     ):
-        check_training(config, Judged)
+        refuse(config, Judged.check_judge_roles(frozen(config)))
     config.reward.answer = 'judge'
-    check_training(config, Judged)
+    refuse(config, Judged.check_judge_roles(frozen(config)))
 
 
 def test_without_verdicts_the_policy_is_to_be_changed_not_repaired(tmp_path):

@@ -6,10 +6,8 @@ JAX, TensorFlow and transformers are loaded.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import gc
-import itertools
 import os
 import pathlib
 import re
@@ -18,11 +16,11 @@ import runpy
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 from absl import app, flags, logging
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict
 
 from zeroplay_jax.configuration import fields, planning, rules
 from zeroplay_jax.configuration.machines import here
@@ -32,8 +30,8 @@ from zeroplay_jax.retrieval.command import MessageFormatter, similar_path
 from zeroplay_jax.runtime import signals
 from zeroplay_jax.runtime.workdir import check_is_folder
 from zeroplay_jax.selfplay.recipe import recipe_class
-from zeroplay_jax.settings.kinds import CONFIGS, ConfigError, fail, is_server
-from zeroplay_jax.types import Preempted, TrainingStopped, UserError
+from zeroplay_jax.settings.kinds import CONFIGS, ConfigError, is_server
+from zeroplay_jax.types import Preempted, TrainingStopped, UserError, first_line
 
 NO_WORKDIR = 'no folder for the run; give --workdir=FOLDER, such as --workdir=runs/first'
 
@@ -54,24 +52,55 @@ def available_configs() -> str:
     return ', '.join(config_flags)
 
 
-def with_packaged_configs(argv: Sequence[str]) -> list[str]:
-    """Returns the arguments with --config=configs/NAME.py replaced by the packaged file, unless the file exists."""
-    replaced: list[str] = []
-    for argument in argv:
-        match = re.fullmatch(r'(--?config=)?configs/(\w+\.py)(:.*)?', argument)
-        # absl also accepts the value as the next argument.
-        is_config = match and (match[1] or replaced[-1:] in (['--config'], ['-config']))
-        # A file in the current folder takes precedence: in a checkout the user edits that one.
-        if match and is_config and not (pathlib.Path('configs') / match[2]).is_file():
-            packaged = CONFIGS / match[2]
-            if packaged.is_file():
-                argument = f'{match[1] or ""}{packaged}{match[3] or ""}'
-        replaced.append(argument)
-    return replaced
+def load(config_file: str | None, words: Sequence[str]) -> ConfigDict:
+    """Returns the config of --config, with the fields of its recipe and the values that flags set.
+
+    Args:
+      config_file: the value of --config.
+      words: what absl left over of the command line: --config.FIELD=VALUE, --policy and --index.
+
+    Raises:
+      UserError: one line; no such file, field or flag, or a value of another type.
+    """
+    # A misspelt --config is one of the words.
+    flags_of = fields.flags_by_field(with_short_flags(words))
+    config = config_of_file(config_file)
+    fields.put(config, flags_of)
+    return config.lock()
 
 
-def with_short_flags(argv: Sequence[str]) -> list[str]:
-    """Returns the arguments with --policy and --index, which all commands have, written as fields of the config.
+def config_of_file(config_file: str | None) -> ConfigDict:
+    """Returns the config of a file, 'configs/drzero.py:mini', as no flag has changed it. Executes the file.
+
+    A file in the current folder takes precedence over that of the package: in a checkout the user edits that one.
+
+    Raises:
+      ConfigError: one line; there is no such file, or it fails.
+    """
+    if not config_file:
+        raise ConfigError(no_config())
+    name, _, variant = config_file.partition(':')
+    path = pathlib.Path(name)
+    if not path.is_file() and path.parts[:-1] == ('configs',):
+        path = CONFIGS / path.name
+    if not path.is_file():
+        raise ConfigError(
+            f'--config={config_file}: no such file; there are {available_configs()}{similar_path(name)}'
+        )
+    try:
+        config = runpy.run_path(str(path))['get_config'](*filter(None, [variant]))
+        fields.fit_to_recipe(config)
+        return config
+    except UserError:
+        raise
+    except Exception as error:
+        # A config is a Python file, so any exception is possible.
+        kind = '' if isinstance(error, ValueError) else f'{type(error).__name__}: '
+        raise ConfigError(f'--config={config_file}: {kind}{first_line(error)}') from error
+
+
+def with_short_flags(words: Sequence[str]) -> list[str]:
+    """Returns the flags with --policy and --index, which all commands have, written as fields of the config.
 
     --policy=PATH is --config.policy.path=PATH; --index=PATH is the index folder PATH, or the search server at an
     http(s) address.
@@ -79,25 +108,24 @@ def with_short_flags(argv: Sequence[str]) -> list[str]:
     Raises:
       ConfigError: such a flag without a value.
     """
-    expanded = []
-    remaining = list(argv)
-    while remaining:
-        argument = remaining.pop(0)
-        match = re.fullmatch(r'--?(policy|index)(=(.*))?', argument, re.DOTALL)
-        if not match:
-            expanded.append(argument)
-            continue
-        value = match[3]
-        # absl also accepts the value as the next argument.
-        if match[2] is None:
-            value = remaining.pop(0) if remaining else ''
-        if not value:
-            raise ConfigError(f'--{match[1]}: names nothing; give --{match[1]}=PATH')
-        if match[1] == 'policy':
+    expanded: list[str] = []
+    for group in fields.with_values(words):
+        flag, _, value = '='.join(group).partition('=')
+        short = flag.lstrip('-')
+        if short == flag or short not in ('policy', 'index'):
+            expanded += group
+        elif not value:
+            raise ConfigError(f'--{short}: names nothing; give --{short}=PATH')
+        elif short == 'policy':
             expanded.append(f'--config.policy.path={policy_of_iteration(value)}')
         else:
             expanded += index_fields(value)
     return expanded
+
+
+def changed_fields(words: Sequence[str]) -> Set[str]:
+    """Returns the dotted names of the fields that flags set; `words` as of `load`."""
+    return fields.flags_by_field(with_short_flags(words)).keys()
 
 
 def policy_of_iteration(path: str) -> str:
@@ -145,229 +173,36 @@ def index_fields(index: str) -> list[str]:
     ]
 
 
-def without_repeated_fields(argv: Sequence[str]) -> list[str]:
-    """Returns the arguments with the last one of each field of the config.
-
-    The flag library would join the values of a list that is given twice.
-    """
-    kept: list[str] = []
-    names = set()
-    following = ''
-    for argument in reversed(argv):
-        match = re.fullmatch(r'--?config\.([\w.]+)(=.*)?', argument, re.DOTALL)
-        if match and match[1] in names:
-            # The value may be the next argument.
-            if match[2] is None and not following.startswith('-'):
-                kept.pop()
-        else:
-            kept.append(argument)
-        if match:
-            names.add(match[1])
-        following = argument
-    return kept[::-1]
-
-
-def recipe_flag(argv: Sequence[str]) -> str | None:
-    """Returns the value of --config.recipe; None without this flag."""
-    recipe = None
-    for argument, following in itertools.zip_longest(argv[1:], argv[2:]):
-        flag, equals, value = argument.lstrip('-').partition('=')
-        if not argument.startswith('-') or flag != 'config.recipe':
-            continue
-        # absl also accepts the value as the next argument. The last flag takes effect.
-        recipe = value if equals else following
-    return recipe
-
-
-class _ConfigWithSections(flags.ArgumentParser):
-    """Parses --config, and adds the sections of the recipe that --config.recipe chooses.
-
-    ml_collections applies flags to the fields that the config file defines. An external recipe has additional
-    sections, which must exist before their fields are set.
-
-    Args:
-      parser: parses --config.
-      recipe: the value of --config.recipe.
-    """
-
-    def __init__(self, parser: flags.ArgumentParser, recipe: str):
-        self._parser = parser
-        self._recipe = recipe
-
-    def parse(self, argument: str) -> ConfigDict:
-        """Returns the loaded config with `config.recipe` set and the fields of that recipe."""
-        config = self._parser.parse(argument)
-        # A file that could not be loaded gives another object, which raises when it is used.
-        if isinstance(config, ConfigDict) and 'recipe' in config:
-            of_file = config.recipe
-            config.recipe = self._recipe
-            fields.fit_to_recipe(config, is_switched=of_file != self._recipe)
-        return config
-
-    def flag_type(self) -> str:
-        return self._parser.flag_type()
-
-
-@contextlib.contextmanager
-def _sections_of(chosen_recipe: str | None) -> Iterator[None]:
-    """A context in which a config loaded by --config gets the sections of this recipe; None: nothing changes."""
-    if chosen_recipe is None:
-        yield
-        return
-    config_flag = flags.FLAGS['config']
-    parser = config_flag.parser
-    config_flag.parser = _ConfigWithSections(parser, chosen_recipe)
-    try:
-        yield
-    finally:
-        config_flag.parser = parser
-
-
-def check_arguments(argv: Sequence[str], chosen_recipe: str | None) -> None:
-    """Checks names of files and fields, for which the flag library would print a traceback or many lines.
-
-    Args:
-      argv: the command line, the program's name first.
-      chosen_recipe: the value of --config.recipe, or None.
-
-    Raises:
-      ConfigError: no such config file or field.
-    """
-    # The schema is built only if a field is set, because it imports all recipes.
-    schema = None
-    for argument in argv[1:]:
-        flag, _, value = argument.lstrip('-').partition('=')
-        if not argument.startswith('-'):
-            continue
-        config_file = value.split(':')[0]
-        if flag == 'config' and value and not pathlib.Path(config_file).is_file():
-            raise ConfigError(
-                f'--config={value}: no such file; there are {available_configs()}{similar_path(config_file)}'
-            )
-        if re.match(r'(no)?config\.', flag):
-            schema = schema or fields.fields_of_all(chosen_recipe)
-            name = flag.split('.', 1)[1]
-            # A field of an unknown section may belong to an external recipe, whose fields are known only when the
-            # config file is loaded; `_check_recipe_fields` checks it then.
-            if name.split('.')[0] in schema or '.' not in name:
-                fields.check_name(name, schema)
-
-
-def config_of_file(config_file: str) -> ConfigDict:
-    """Returns the config of a file, 'configs/drzero.py:mini', as no flag has changed it. Executes the file."""
-    path, _, variant = config_file.partition(':')
-    return runpy.run_path(path)['get_config'](*filter(None, [variant]))
-
-
-def _check_recipe_fields(argv: Sequence[str], chosen_recipe: str | None) -> None:
-    """Called after flags failed; raises ConfigError if a flag sets a field that the config file does not have.
-
-    Executes the config file, because the sections of an external recipe are known only then.
-    """
-    assignments = [argument.lstrip('-').partition('=') for argument in argv[1:]]
-    config_files = [value for flag, _, value in assignments if flag == 'config']
-    if len(config_files) != 1:
-        return
-    try:
-        config_recipe = config_of_file(config_files[0]).recipe
-        schema = fields.default_config(chosen_recipe or config_recipe)
-    except Exception:
-        # The config file itself fails, which the caller reports.
-        return
-    for flag, _, _ in assignments:
-        section, _, name = flag.partition('.')
-        if section in ('config', 'noconfig') and name:
-            fields.check_name(name, schema)
-
-
-def expanded(argv: Sequence[str]) -> list[str]:
-    """Returns the arguments with packaged configs, short flags and repeated fields resolved; see these functions.
-
-    -h is --help, which the flag library does not know.
-
-    Raises:
-      ConfigError: a short flag without a value.
-    """
-    argv = ['--help' if argument == '-h' else argument for argument in argv]
-    return without_repeated_fields(with_short_flags(with_packaged_configs(argv)))
-
-
 def parse_flags(argv: Sequence[str]) -> list[str]:
-    """Reads the command line into absl's flags (`flags.FLAGS`).
+    """Reads the flags of a command into absl's `flags.FLAGS`.
 
     Args:
       argv: the command line, the program's name first.
 
     Returns:
-      The positional arguments, the program's name first (absl's convention).
+      The program's name, and the words that are no flags of the command: `load` reads those of the config.
 
     Raises:
-      ConfigError: one line; an unknown flag or field, a value of the wrong type, a config that does
-        not load.
+      ConfigError: one line; a flag without a value, or with one of another type.
     """
-    argv = expanded(argv)
-    # ml_collections defines the flags of the fields that it finds here, whatever arguments are parsed.
-    sys.argv = list(argv)
-    chosen_recipe = recipe_flag(argv)
-    check_arguments(argv, chosen_recipe)
+    # -h is one that the flag library does not know.
+    words = ['--help' if word == '-h' else word for word in argv]
+    flags.FLAGS.set_gnu_getopt(True)
     try:
-        with _sections_of(chosen_recipe):
-            return flags.FLAGS(argv)
-    except flags.IllegalFlagValueError as error:
-        # The exception has only a text, so field and value are read from the text.
-        field = re.match(r'flag --config\.([\w.]+)=(.*?): ', str(error), re.DOTALL)
-        defaults = fields.leaves(fields.fields_of_all(chosen_recipe))
-        if field and field[1] in defaults:
-            default = defaults[field[1]]
-            problem = f'must be {fields.type_name(default)}'
-            fail(field[1], field[2], problem, f'give one such as {default!r}')
-        inner = [name for name in defaults if field and name.startswith(f'{field[1]}.')]
-        if field and inner:
-            fail(
-                field[1],
-                field[2],
-                'is a section',
-                f'give a field of it, such as --config.{inner[0]}=…',
-            )
-        # The flag is not a field, so it is --config: the function of the config file raised this error.
-        message = _last_line(error)
-        config_file = re.match(r'flag (--config=.*?): ', str(error))
-        if config_file and 'get_config() takes 0 positional arguments' in message:
-            message = (
-                'this config takes nothing after its name; leave out the colon and what follows it'
-            )
-        if config_file:
-            message = f'{config_file[1]}: {message}'
-        raise ConfigError(message) from error
+        return flags.FLAGS(words, known_only=True)
     except flags.Error as error:
-        raise ConfigError(f'{_last_line(error)}; --help shows how to call it') from error
-    except ConfigError:
-        raise
-    except Exception as error:
-        _check_recipe_fields(argv, chosen_recipe)
-        # A config is a Python file, so any exception is possible.
-        reason = f'{type(error).__name__}: {_last_line(error)}'
-        raise ConfigError(f'the config could not be loaded: {reason}') from error
+        raise ConfigError(f'{first_line(error)}; --help shows how to call it') from error
 
 
-def changed_fields() -> dict[str, Any]:
-    """Returns dotted name → value of the fields that flags set."""
-    return config_flags.get_override_values(flags.FLAGS['config'])
-
-
-def note_of_questions() -> str:
+def note_of_questions(config_file: str, config: ConfigDict, words: Sequence[str]) -> str:
     """Returns a line if the flags name another corpus than the config, and not other questions; '' otherwise."""
-    config_flag = flags.FLAGS['config']
-    config = config_flag.value
-    changed = changed_fields()
-    corpus = {'retrieval.path', 'retrieval.url'} & changed.keys()
+    changed = changed_fields(words)
+    corpus = {'retrieval.path', 'retrieval.url'} & changed
     if not corpus or not config.eval.file or 'eval.file' in changed:
         return ''
-    file_config = config_of_file(config_flag.config_filename)
     # The same index in another place.
-    is_same = (
-        pathlib.Path(config.retrieval.path).name == pathlib.Path(file_config.retrieval.path).name
-    )
+    path = config_of_file(config_file).retrieval.path
+    is_same = pathlib.Path(config.retrieval.path).name == pathlib.Path(path).name
     if is_same and 'retrieval.url' not in changed:
         return ''
     return (
@@ -378,37 +213,25 @@ def note_of_questions() -> str:
 
 
 def check_command(
-    argv: Sequence[str],
-    config: ConfigDict | None,
+    config: ConfigDict,
     workdir: str | None,
     has_evaluation: bool = True,
     is_training: bool = True,
 ) -> None:
-    """Refuses a command line without a config or workdir, and a config that cannot run.
+    """Refuses a command line without a workdir, and a config that cannot run.
 
     Args:
-      argv: positional arguments left over by the flags, the program's name first.
-      config: the value of --config; sections that its recipe needs are added.
+      config: gets the fields of its recipe.
       workdir: the value of --workdir, a path or gs://bucket/path.
       has_evaluation, is_training: see `rules.check`.
 
     Raises:
       ConfigError, WorkdirError: one line; the first problem.
     """
-    if len(argv) > 1:
-        raise ConfigError(f'{argv[1]!r} is not a flag; settings are given as --config.FIELD=VALUE')
-    if config is None:
-        raise ConfigError(no_config())
     if not workdir:
         raise ConfigError(NO_WORKDIR)
     check_is_folder(workdir, allows_bucket=True)
     rules.check(config, has_evaluation, is_training)
-
-
-def _last_line(error: Exception) -> str:
-    """Returns the last line of an error's text."""
-    # Errors of config files quote their traceback first.
-    return str(error).strip().splitlines()[-1].strip()
 
 
 # ---- start and end of a command --------------------------------------------------------------------

@@ -1,23 +1,22 @@
-"""Configs: defaults from the schema, checks of names, types and bounds, flags, configs of runs and of the package.
+"""Configs: the fields that a recipe reads, values by name and by flag, one check, and the configs of runs and pages.
 
 Imports no JAX.
 """
 
 from __future__ import annotations
 
-import ast
-import difflib
 import functools
 import importlib
 import inspect
-import operator
+import itertools
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import pydantic
-from ml_collections import ConfigDict
+from absl import flags
+from ml_collections import ConfigDict, config_flags
 
 from zeroplay_jax.objectives.registry import did_you_mean
 from zeroplay_jax.retrieval import objects
@@ -30,10 +29,11 @@ from zeroplay_jax.settings.kinds import (
     CONFIGS,
     IS_INPUT,
     ConfigError,
+    Problem,
     Section,
     built_in_path,
-    fail,
     leaves,
+    refuse,
     warn_once,
 )
 from zeroplay_jax.settings.schema import (
@@ -46,26 +46,25 @@ from zeroplay_jax.settings.schema import (
     Run,
     TrainedRole,
 )
+from zeroplay_jax.types import first_line
 
 
-def default_config(recipe: str = 'drzero', like: ConfigDict | None = None) -> ConfigDict:
+def default_config(recipe: str = 'drzero') -> ConfigDict:
     """Returns the fields that a recipe reads, with their defaults.
 
     Args:
       recipe: a built-in name, or the import path of a module.
-      like: a config whose settings decide which roles there are; None: the defaults.
 
     Raises:
       ConfigError: there is no such recipe.
     """
-    config = ConfigDict(Run().model_dump())
-    config.recipe = recipe
-    fit_to_recipe(config, like)
+    config = ConfigDict({'recipe': recipe})
+    fit_to_recipe(config)
     return config
 
 
 def fields_of_all(recipe: str | None = None) -> ConfigDict:
-    """Returns the fields of all built-in recipes, and of `recipe`, with their defaults, for a config not yet read."""
+    """Returns the fields of all built-in recipes, and of `recipe`, with their defaults."""
     config = default_config()
     with config.unlocked():
         for name in (*recipes.BUILT_IN, recipe or config.recipe):
@@ -73,45 +72,36 @@ def fields_of_all(recipe: str | None = None) -> ConfigDict:
     return config
 
 
-def fit_to_recipe(
-    config: ConfigDict, like: ConfigDict | None = None, is_switched: bool = False
-) -> None:
+def fit_to_recipe(config: ConfigDict, is_switched: bool = False) -> None:
     """Gives a config the fields that `config.recipe` reads, in place.
 
     Missing ones get their defaults. Sections of other built-in recipes are removed. In the other sections, fields that
-    the recipe does not read are removed if they have their defaults; `check_values` refuses them otherwise.
+    the recipe does not read are removed if they have their defaults; `problems` names them otherwise.
 
     Args:
       config: is changed.
-      like: see `default_config`.
       is_switched: whether the recipe was chosen for a config that a file made for another one. Fields that the recipe
         does not read are then removed whatever their values, so that a config file works with any recipe; a warning
         names those that the file had set.
 
     Raises:
-      ConfigError: there is no such recipe, or the config lacks a field that all recipes have.
+      ConfigError: there is no such recipe.
     """
-    _check_complete(config)
-    recipe = recipes.recipe_class(config.recipe)
     before = leaves(config) if is_switched else {}
     with config.unlocked():
+        _fill(config, Run().model_dump(exclude=set(_sections_of_built_in())))
+        recipe = recipes.recipe_class(config.recipe)
         # Roles may depend on the recipe's settings.
-        for name, section in recipe.settings.items():
-            if name not in config:
-                config[name] = ConfigDict(section().model_dump())
-        has_settings = like is not None and recipe.settings.keys() <= set(like)
-        sections = _sections(recipe, like if like is not None and has_settings else config)
-        added = [name for name in sections if name not in config]
+        _fill(config, {name: section().model_dump() for name, section in recipe.settings.items()})
+        sections = _sections(recipe, config)
+        added = sections.keys() - set(config)
         for name, section in sections.items():
-            if name in added:
-                config[name] = ConfigDict()
-            values = config[name]
-            for field, default in section().model_dump().items():
-                if _reads(recipe, name, section, field):
-                    if field not in values:
-                        values[field] = default
-                elif field in values and (is_switched or values[field] == default):
-                    del values[field]
+            defaults = section().model_dump()
+            unread = {field for field in defaults if not _reads(recipe, name, section, field)}
+            _fill(config, {name: {each: defaults[each] for each in defaults.keys() - unread}})
+            for field in unread & set(config[name]):
+                if is_switched or config[name][field] == defaults[field]:
+                    del config[name][field]
         for name in _sections_of_built_in() - sections.keys():
             if name in config:
                 del config[name]
@@ -130,6 +120,15 @@ def fit_to_recipe(
             warn_once(
                 f'recipe {config.recipe} does not read these fields that the config sets: {names}'
             )
+
+
+def _fill(config: ConfigDict, defaults: Mapping[str, Any]) -> None:
+    """Gives a config the values that it lacks, in place."""
+    for name, value in defaults.items():
+        if name not in config:
+            config[name] = ConfigDict(value) if isinstance(value, dict) else value
+        elif isinstance(value, dict) and isinstance(config[name], ConfigDict):
+            _fill(config[name], value)
 
 
 # What goes with the file of another field of `inputs`.
@@ -224,37 +223,21 @@ def _input_fields(section: type[Section], prefix: str) -> Iterator[str]:
             yield f'{prefix}{name}'
 
 
-# ---- names -------------------------------------------------------------------------------------------
+# ---- names and values --------------------------------------------------------------------------------
 
 
-def check_name(path: str, schema: ConfigDict) -> None:
-    """Refuses a dotted name that is not in the schema.
+# Whole numbers beyond it do not fit in the integers of accelerators.
+MAX_INT = 2**31 - 1
+
+
+def check_name(name: str, config: ConfigDict) -> None:
+    """Refuses a dotted name that a config does not have.
 
     Raises:
-      ConfigError: one line, which suggests a field of similar spelling.
+      ConfigError: one line, which says who reads the field, or suggests one of similar spelling.
     """
-    if not _has(schema, path):
-        _refuse_field_of_another(path, schema)
-    level: Any = schema
-    closest_path = ['config']
-    # A misspelt section is replaced by the closest one, so that the suggestion is a complete field.
-    for name in path.split('.'):
-        section = '.'.join(closest_path)
-        if not isinstance(level, ConfigDict):
-            raise ConfigError(
-                f'config.{path}: {section} is a value and has no fields; set {section} itself'
-            )
-        candidate: str | None = name
-        if name not in level:
-            candidate = _similar(name, list(level))
-        if candidate is None:
-            fields = ', '.join(level)
-            raise ConfigError(f'config.{path}: no such field; {section} has {fields}')
-        level = level[candidate]
-        closest_path.append(candidate)
-    if closest_path[1:] != path.split('.'):
-        suggestion = '.'.join(closest_path)
-        raise ConfigError(f'config.{path}: no such field; did you mean {suggestion}?')
+    if not _has(config, name):
+        raise ConfigError(f'config.{name}: {_unknown(name, config)}')
 
 
 def _has(config: ConfigDict, path: str) -> bool:
@@ -267,70 +250,49 @@ def _has(config: ConfigDict, path: str) -> bool:
     return True
 
 
-def _refuse_field_of_another(path: str, schema: ConfigDict) -> None:
-    """Raises ConfigError if built-in recipes other than that of the schema read a field."""
-    readers = [name for name in recipes.BUILT_IN if _has(default_config(name), path)]
-    chosen = schema.get('recipe')
-    if not readers or not chosen:
-        return
-    fix = f'set recipe to {" or ".join(readers)}'
-    if chosen not in recipes.BUILT_IN:
-        fix = 'declare in its class that it does (docs/recipes.md)'
-    raise ConfigError(f'config.{path}: recipe {chosen} does not read it; take it away, or {fix}')
+def _unknown(name: str, config: ConfigDict) -> str:
+    """Returns what is wrong with the name of a field that a config does not have."""
+    readers = [recipe for recipe in recipes.BUILT_IN if _has(default_config(recipe), name)]
+    if readers or _has(config, name):
+        others = f', or set recipe to {" or ".join(readers)}' if readers else ''
+        return f'recipe {config.get("recipe")} does not read it; take it away{others}'
+    similar = did_you_mean(name, leaves(config))
+    return f'no such field{similar or "; docs/configuration.md lists them"}'
 
 
-def _similar(name: str, fields: Sequence[str]) -> str | None:
-    """Returns the field of the most similar spelling, or with these initials (lr for learning_rate); else None."""
-    close = difflib.get_close_matches(name, fields, n=1)
-    if close:
-        return close[0]
-    for field in fields:
-        initials = ''.join(word[0] for word in field.split('_'))
-        if initials == name:
-            return field
-    return None
+def problems(config: ConfigDict) -> Iterator[Problem]:
+    """Yields unknown fields, wrong types and values out of bounds, of a config with the fields of its recipe."""
+    yield from _refused(_model_of(config), config)
+    recipe = recipes.recipe_class(config.recipe)
+    for section, schema in _sections(recipe, config).items():
+        for field in config[section].keys() & schema.model_fields.keys():
+            if not _reads(recipe, section, schema, field):
+                name = f'{section}.{field}'
+                yield Problem(name, _unknown(name, config))
+    for name, value in leaves(config).items():
+        # In a list, too.
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, int) and abs(number) > MAX_INT:
+                yield Problem(name, f'give at most {MAX_INT}')
 
 
-# ---- values ------------------------------------------------------------------------------------------
-
-# pydantic's error types for values of a wrong type, in contrast to values out of bounds.
-_TYPE_ERRORS = (
-    'bool_type',
-    'int_type',
-    'float_type',
-    'string_type',
-    'tuple_type',
-)
-# Whole numbers beyond it do not fit in the integers of accelerators.
-MAX_INT = 2**31 - 1
-
-
-def type_name(value: Any) -> str:
-    """Returns the kind of value that a field takes, for an error line; `value` is its default."""
-    if isinstance(value, tuple):
-        # Lists have elements of one type; those that are empty by default are of whole numbers.
-        return f'a list, each {type_name(value[0] if value else 0)}'
-    names = {bool: 'true or false', int: 'a whole number', float: 'a number', str: 'a text'}
-    return names[type(value)]
+def _refused(model: type[Section], values: ConfigDict) -> Iterator[Problem]:
+    """Yields what pydantic says about values of a schema."""
+    try:
+        model.model_validate(values.to_dict())
+    except pydantic.ValidationError as error:
+        for each in error.errors():
+            # Integers in the location are positions in a list; the field is the list as a whole.
+            name = '.'.join(part for part in each['loc'] if isinstance(part, str))
+            text = each['msg'].removeprefix('Value error, ')
+            if each['type'] == 'extra_forbidden':
+                text = _unknown(name, ConfigDict(model().model_dump()))
+            yield Problem(name, text)
 
 
-def of_type(name: str, value: Any, default: Any) -> Any:
-    """Returns the value of a field with the type of its default: whole numbers as floats, lists as tuples.
-
-    Raises:
-      ConfigError: a value of another type.
-    """
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(default, float) and type(value) is int:
-        value = float(value)
-    if isinstance(default, tuple) and isinstance(value, list):
-        value = tuple(value)
-    # In Python a bool is an int.
-    is_number = not isinstance(value, bool) or isinstance(default, bool)
-    if not isinstance(value, type(default)) or not is_number:
-        fail(name, value, f'must be {type_name(default)}', f'give one such as {default!r}')
-    return value
+def check_values(config: ConfigDict) -> None:
+    """Raises ConfigError with the first of the `problems` of a config."""
+    refuse(config, problems(config))
 
 
 def check_asked(config: ConfigDict) -> None:
@@ -349,38 +311,6 @@ def check_asked(config: ConfigDict) -> None:
     select(checked.prompts, recipes.recipe_class(checked.recipe).prompts)
 
 
-def _check_complete(config: ConfigDict) -> None:
-    """Raises ConfigError (one line) if a config lacks a field that all recipes have."""
-    # Those of the other sections depend on the recipe, and get their defaults.
-    common = Run().model_dump(exclude=set(_sections_of_built_in()))
-    missing = [name for name in leaves(common) if not _has(config, name)]
-    if not missing:
-        return
-    # A misspelt field is not reported as a missing one.
-    schema = fields_of_all(config.get('recipe'))
-    for name in leaves(config):
-        check_name(name, schema)
-    fix = 'start the config from zeroplay_jax.configs.common.get_config()'
-    raise ConfigError(f'config.{missing[0]}: missing; {fix}')
-
-
-def check_values(config: ConfigDict) -> None:
-    """Refuses unknown fields, wrong types, and values out of bounds, of a config with the fields of its recipe.
-
-    Raises:
-      ConfigError: the first problem.
-    """
-    schema = default_config(config.recipe, config)
-    for name in leaves(config):
-        check_name(name, schema)
-    for name, value in leaves(config).items():
-        # In a list, too.
-        for number in value if isinstance(value, tuple) else (value,):
-            if isinstance(number, int) and abs(number) > MAX_INT:
-                fail(name, value, 'not possible', f'give at most {MAX_INT}')
-    frozen(config)
-
-
 def checked_section(section: type[Section], name: str, values: Mapping[str, Any]) -> ConfigDict:
     """Returns a section with these values, and defaults for its other fields.
 
@@ -392,74 +322,94 @@ def checked_section(section: type[Section], name: str, values: Mapping[str, Any]
     Raises:
       ConfigError: an unknown field, a wrong type, or a value out of bounds.
     """
-    defaults = ConfigDict({name: section().model_dump()})
-    for field in values:
-        check_name(f'{name}.{field}', defaults)
-    merged = ConfigDict(section().model_dump() | dict(values))
+    fields: dict[str, Any] = {name: (section, section())}
+    model = pydantic.create_model('One', __base__=Section, **fields)
+    config = ConfigDict({name: dict(values)})
+    refuse(config, _refused(model, config))
     # The values are read back from the schema, which converts a whole number to a float where it has a float.
-    return ConfigDict(_validated(section, merged, f'{name}.').model_dump())
-
-
-def _validated(section: type[Section], values: ConfigDict, prefix: str = '') -> Any:
-    """Returns the values as an object of the schema `section`, or refuses the wrong ones.
-
-    Args:
-      section: schema of a section, or of a whole config.
-      values: the values; fields that are not there get their defaults.
-      prefix: of the names of its fields in a config, such as 'solver.'.
-    """
-    try:
-        return section.model_validate(values.to_dict())
-    except pydantic.ValidationError as error:
-        given, defaults = leaves(values), leaves(section())
-        for problem in error.errors():
-            # Integers in the location are positions in a list; the field is the list as a whole.
-            name = '.'.join(part for part in problem['loc'] if isinstance(part, str))
-            reason, fix = 'not possible', _fix(problem, given[name])
-            if problem['type'] in _TYPE_ERRORS:
-                reason = f'must be {type_name(defaults[name])}'
-                fix = f'give one such as {defaults[name]!r}'
-            fail(prefix + name, given[name], reason, fix)
-
-
-def _fix(problem: Any, value: Any) -> str:
-    """Returns how to correct a value, from pydantic's description of the problem."""
-    kind = problem['type']
-    context = problem.get('ctx', {})
-    if kind == 'finite_number':
-        return 'give finite numbers' if isinstance(value, tuple) else 'give a finite number'
-    if kind == 'greater_than_equal':
-        return f'give {context["ge"]} or more'
-    if kind == 'greater_than':
-        return f'give more than {context["gt"]}'
-    if kind == 'literal_error':
-        # pydantic writes "'a', 'b' or 'c'".
-        choices = context['expected'].replace("'", '').replace(' or ', ', ')
-        return f'give one of {choices}{did_you_mean(str(value), choices.split(", "))}'
-    if kind == 'value_error':
-        return str(context['error'])
-    return problem['msg']
+    return ConfigDict(section.model_validate(dict(values)).model_dump())
 
 
 def frozen(config: ConfigDict | Config) -> Config:
     """Returns a checked config as an object with typed fields that nothing changes any more; a Config as it is.
-
-    Sections that the recipe does not read, of other recipes and of roles that it does not train, are left out.
 
     Raises:
       ConfigError: as `check_values`.
     """
     if isinstance(config, Config):
         return config
-    return _validated(_model_of(config), config)
+    check_values(config)
+    return _model_of(config).model_validate(config.to_dict())
 
 
-# ---- flags of commands -----------------------------------------------------------------------------
+# ---- flags -------------------------------------------------------------------------------------------
 #
-# Fields set by --config.FIELD=VALUE, for commands that take their config from the run of a policy.
+# Fields are set by --config.FIELD=VALUE, which ml_collections reads.
 
 
 PREFIX = '--config.'
+_FLAG = re.compile(r'--?(?:no)?config\.([\w.]+)(=.*)?', re.DOTALL)
+
+
+def with_values(words: Sequence[str]) -> list[list[str]]:
+    """Returns the flags of a command line, each with the next word if that is its value."""
+    groups: list[list[str]] = []
+    for word in words:
+        flag = groups[-1] if groups else ['']
+        takes_value = len(flag) == 1 and flag[0].startswith('-') and '=' not in flag[0]
+        if takes_value and not word.startswith('--'):
+            flag.append(word)
+        else:
+            groups.append([word])
+    return groups
+
+
+def flags_by_field(words: Sequence[str]) -> dict[str, list[str]]:
+    """Returns dotted name → the last flag that sets it: of two lists ml_collections would make one.
+
+    Raises:
+      ConfigError: a word that is no such flag.
+    """
+    last: dict[str, list[str]] = {}
+    for group in with_values(words):
+        match = _FLAG.fullmatch(group[0])
+        if not match:
+            raise ConfigError(
+                f'{group[0]!r} is not a flag; settings are given as --config.FIELD=VALUE'
+            )
+        last[match[1]] = group
+    return last
+
+
+def put(config: ConfigDict, flags_of: Mapping[str, list[str]]) -> None:
+    """Sets fields in place by `flags_by_field`; checks names and types, and no bounds. A recipe brings its fields.
+
+    Raises:
+      ConfigError: one line; an unknown field, or a value of another type.
+    """
+    if 'recipe' in flags_of:
+        before = config.recipe
+        _parse(config, flags_of['recipe'])
+        chosen = config.recipe
+        fit_to_recipe(config, is_switched=chosen != before)
+    others = {name: flag for name, flag in flags_of.items() if name != 'recipe'}
+    for name in others:
+        check_name(name, config)
+    _parse(config, itertools.chain.from_iterable(others.values()))
+
+
+def _parse(config: ConfigDict, flags_of: Iterator[str] | list[str]) -> None:
+    """Sets the fields of ml_collections' flags."""
+    words, values = ['', *flags_of], flags.FlagValues()
+    try:
+        config_flags.DEFINE_config_dict(
+            'config', config, flag_values=values, lock_config=False, sys_argv=words
+        )
+        loose = values(words)[1:]
+    except flags.Error as error:
+        raise ConfigError(first_line(error)) from None
+    if loose:
+        raise ConfigError(f'{loose[0]!r} is not a flag; settings are given as --config.FIELD=VALUE')
 
 
 def set_fields(config: ConfigDict, assignments: Sequence[str]) -> None:
@@ -472,46 +422,9 @@ def set_fields(config: ConfigDict, assignments: Sequence[str]) -> None:
     Raises:
       ConfigError: one line; an unknown field, or a value of a wrong type or out of bounds.
     """
-    if not assignments:
-        return
-    for assignment in assignments:
-        assign(config, assignment)
-    check_asked(config)
-
-
-def assign(config: ConfigDict, assignment: str) -> None:
-    """Sets one field by a flag; errors as of `set_field`, or the flag has no value."""
-    name, equals, text = assignment.removeprefix(PREFIX).partition('=')
-    if not equals:
-        raise ConfigError(f'{assignment}: has no value; give {PREFIX}{name}=VALUE')
-    value: Any = text
-    if not isinstance(_present(config, name), str):
-        try:
-            value = ast.literal_eval(text)
-        except (ValueError, SyntaxError):
-            value = {'true': True, 'false': False}.get(text.lower(), text)
-    set_field(config, name, value)
-
-
-def set_field(config: ConfigDict, name: str, value: Any) -> None:
-    """Sets one field in place; checks its name and type, and no bounds. Another recipe brings its fields.
-
-    Raises:
-      ConfigError: one line; an unknown field, a section, or a value of another type.
-    """
-    present = _present(config, name)
-    if isinstance(present, ConfigDict):
-        fix = f'set one of its fields, such as {name}.{next(iter(present))}'
-        fail(name, value, 'a section and not a field', fix)
-    config.update_from_flattened_dict({name: of_type(name, value, present)})
-    if name == 'recipe' and value != present:
-        fit_to_recipe(config, is_switched=True)
-
-
-def _present(config: ConfigDict, name: str) -> Any:
-    """Returns the value of a field, or the section of this name; ConfigError if there is none."""
-    check_name(name, config)
-    return functools.reduce(operator.getitem, name.split('.'), config)
+    if assignments:
+        put(config, flags_by_field(assignments))
+        check_asked(config)
 
 
 # ---- configs of runs -------------------------------------------------------------------------------
@@ -522,41 +435,41 @@ def _present(config: ConfigDict, name: str) -> Any:
 def read_stored_config(workdir: pathlib.Path) -> ConfigDict | None:
     """Returns the config of the run in a workdir; None if there is no run.
 
-    Fields that are missing in the file get their defaults. Built-in checkpoints have their paths in this clone; names
-    on the Hub and addresses in a bucket stay as they are.
+    Fields that are missing in the file get their defaults; those of another version are left out, and a warning names
+    them. Built-in checkpoints have their paths in this clone; names on the Hub and addresses in a bucket stay as they
+    are.
 
     Raises:
-      WorkdirError, ConfigError: one line; the record cannot be read, its recipe cannot be imported, or it has a field
-        that this version does not have, or a value of another type.
+      WorkdirError, ConfigError: one line; the record cannot be read, its recipe cannot be imported, or it has a value
+        of another type.
     """
     record = run_record.read(workdir)
     if record is None:
         return None
-    # The values are written into the defaults, so that fields added since then have a value.
+    path = workdir / run_record.FILE_NAME
     try:
         config = default_config(record.config['recipe'])
-        known = leaves(_model_of(config)()) | leaves(fields_of_all(record.config['recipe']))
-        for name, value in leaves(record.config).items():
-            # A record may have fields that its recipe does not read.
-            if name in known and not _has(config, name):
-                continue
-            check_name(name, config)
-            # Built-in checkpoints are stored by name. Lists of a config are tuples, which JSON does not have.
+        # A record may have fields that its recipe does not read.
+        known = leaves(_model_of(config)()) | leaves(fields_of_all(config.recipe))
+        stored = leaves(record.config)
+        unknown = sorted(stored.keys() - known.keys())
+        for name, value in stored.items():
+            # Built-in checkpoints are stored by name.
             if isinstance(value, str):
                 value = built_in_path(value)
-            if isinstance(value, list):
-                value = tuple(value)
-            config.update_from_flattened_dict({name: value})
+            if _has(config, name):
+                config.update_from_flattened_dict({name: value})
     except recipes.NoSuchRecipe:
         raise ConfigError(
-            f'{workdir / run_record.FILE_NAME}: its recipe {record.config["recipe"]} cannot be imported from here; run '
-            'the command in the folder that has it, or name that folder in PYTHONPATH'
+            f'{path}: its recipe {record.config["recipe"]} cannot be imported from here; run the command in the folder '
+            'that has it, or name that folder in PYTHONPATH'
         ) from None
     except (ConfigError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f'{workdir / run_record.FILE_NAME}: not a config of this version: {error}; correct it, or copy the policy '
-            'elsewhere'
+            f'{path}: not a config of this version: {first_line(error)}; correct it, or copy the policy elsewhere'
         ) from None
+    if unknown:
+        warn_once(f'{path}: fields that this version does not have: {", ".join(unknown)}')
     return config
 
 
@@ -580,51 +493,47 @@ def config(
     Raises:
       ConfigError: there is no such config, recipe, variant or field, or a value of another type.
     """
-    if (CONFIGS / f'{name}.py').is_file():
-        module = importlib.import_module(f'zeroplay_jax.configs.{name}')
-        settings = _of_variant(name, module.get_config, variant)
-    elif variant:
-        fix = 'leave it out, or name a file of configs/'
+    has_file = (CONFIGS / f'{name}.py').is_file()
+    if variant and not has_file:
         raise ConfigError(
-            f'config: {name!r} is not a file of configs/, so it has no variant {variant!r}; {fix}'
+            f'config: {name!r} is not a file of configs/, so it has no variant {variant!r}'
         )
-    else:
-        settings = _defaults_of_recipe(name)
+    settings = _of_file(name, variant) if has_file else default_config(name)
     if changes is not None and not isinstance(changes, Mapping):
-        fix = "give a dict, such as {'solver.batch': 16}"
-        raise ConfigError(f'config: changes is a {type(changes).__name__}; {fix}')
+        raise ConfigError(
+            f'config: changes is a {type(changes).__name__}; '
+            "give a dict, such as {'solver.batch': 16}"
+        )
     others = dict(changes or {})
     if 'recipe' in others:
         # Which fields there are depends on it.
-        set_field(settings, 'recipe', others.pop('recipe'))
-    for name in others:
+        before, chosen = settings.recipe, others.pop('recipe')
+        settings.recipe = chosen
+        fit_to_recipe(settings, is_switched=chosen != before)
+    for field in others:
         # An empty dict has no fields, by which a misspelt section would be noticed.
-        check_name(str(name), settings)
+        check_name(str(field), settings)
     for field, value in leaves(others).items():
-        set_field(settings, field, value)
+        check_name(field, settings)
+        try:
+            settings.update_from_flattened_dict({field: value})
+        except TypeError as error:
+            raise ConfigError(f'config.{field}={value!r}: {first_line(error)}') from None
+    if others:
+        check_values(settings)
     return settings
 
 
-def _defaults_of_recipe(name: str) -> ConfigDict:
-    """Returns the defaults of a recipe; ConfigError, which names the argument, if there is none of this name."""
-    try:
-        return default_config(name)
-    except ConfigError as error:
-        reason = str(error).removeprefix(f'config.recipe={name}: ')
-        raise ConfigError(f'config: name={name!r}: {reason}') from error
-
-
-def _of_variant(name: str, get_config: Callable[..., ConfigDict], variant: str) -> ConfigDict:
+def _of_file(name: str, variant: str) -> ConfigDict:
     """Returns the config of a variant ('' for none) of the file `name`; ConfigError if the file does not have it."""
+    get_config = importlib.import_module(f'zeroplay_jax.configs.{name}').get_config
     # `get_config` of a file without variants takes no argument.
-    if not variant:
-        return get_config()
-    if not inspect.signature(get_config).parameters:
+    if variant and not inspect.signature(get_config).parameters:
         raise ConfigError(
             f'config: {name} has no variants, so not {variant!r} either; leave it out'
         )
     try:
-        return get_config(variant)
+        return get_config(*filter(None, [variant]))
     except ValueError as error:
         raise ConfigError(f'config: {name}: {error}') from None
 

@@ -1,4 +1,4 @@
-"""Rules about what a config names outside the config: files, folders, checkpoints, buckets, servers."""
+"""Rules about what a config names outside the config (files, folders, checkpoints, servers), and its download."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
 
-from zeroplay_jax.configuration import fields
 from zeroplay_jax.data import files
 from zeroplay_jax.data.files import question_key
 from zeroplay_jax.extras import load_extra
@@ -29,9 +28,11 @@ from zeroplay_jax.settings.kinds import (
     BUILT_IN_CHECKPOINT,
     PROMPT_SETS,
     ConfigError,
-    fail,
+    Problem,
     is_server,
+    leaves,
     prompts_name,
+    refuse,
     warn,
 )
 from zeroplay_jax.settings.schema import ALL_LINEARS, Config
@@ -63,19 +64,21 @@ _READERS: dict[str, Callable[[str], object]] = {
 }
 
 
-def check_retrieval(config: ConfigDict, recipe: type[Recipe]) -> None:
-    """Refuses a missing index folder."""
+def index_folder(config: Config, recipe: type[Recipe]) -> Iterator[Problem]:
+    """A missing index folder."""
     path = config.retrieval.path
     if config.retrieval.kind == 'folder' and not has_index(path):
-        fix = 'build one with python -m zeroplay_jax.retrieval.build'
-        fail('retrieval.path', path, 'not an index folder', fix + similar_path(path))
+        text = 'not an index folder; build one with python -m zeroplay_jax.retrieval.build'
+        yield Problem('retrieval.path', text + similar_path(path))
 
 
-def check_documents(config: ConfigDict, recipe: type[Recipe]) -> None:
-    """Refuses for training a policy at a server, and a search server without the folder of its documents."""
+def documents(config: Config, recipe: type[Recipe]) -> Iterator[Problem]:
+    """For training: a policy at a server, and a search server without the folder of its documents."""
     if is_server(config.policy.path):
-        problem = 'a server has no weights to train; it is for evaluate and ask'
-        fail('policy.path', config.policy.path, problem, 'name a checkpoint folder')
+        text = (
+            'a server has no weights to train; it is for evaluate and ask; name a checkpoint folder'
+        )
+        yield Problem('policy.path', text)
     retrieval = config.retrieval
     if retrieval.kind != 'http' or has_index(retrieval.path):
         return
@@ -85,42 +88,60 @@ def check_documents(config: ConfigDict, recipe: type[Recipe]) -> None:
     elif retrieval.held_out:
         reader = 'retrieval.held_out is compared'
     if reader:
-        problem = (
-            f'not an index folder: {retrieval.url} answers searches, but {reader} from a folder'
+        text = (
+            f'not an index folder: {retrieval.url} answers searches, but {reader} from a folder; name the folder that '
+            'the server serves by --config.retrieval.path=FOLDER'
         )
-        fix = 'name the folder that the server serves by --config.retrieval.path=FOLDER'
         if 'documents' in recipe.input_files and not retrieval.held_out:
-            fix += ', or a file of documents by --config.inputs.documents=FILE'
-        fail('retrieval.path', retrieval.path, problem, fix + similar_path(retrieval.path))
+            text += ', or a file of documents by --config.inputs.documents=FILE'
+        yield Problem('retrieval.path', text + similar_path(retrieval.path))
 
 
-def check_files(config: ConfigDict, recipe: type[Recipe]) -> None:
-    """Refuses missing files, files that the corpus does not take, and files with an unusable line."""
-    is_world = config.retrieval.kind == 'world'
+def held_out(config: Config, recipe: type[Recipe]) -> Iterator[Problem]:
+    """A list of held-out passages that is missing, or that training would read nevertheless."""
+    path = config.retrieval.held_out
+    if not path:
+        return
+    if config.retrieval.kind == 'world':
+        text = 'the miniature world holds out worlds, not passages; leave it empty'
+    elif not pathlib.Path(path).is_file():
+        text = (
+            'no such file; name JSON lines with "document_id", as extras.inputs cloze writes them'
+        )
+        text += similar_path(path)
+    elif 'documents' in recipe.input_files and not config.inputs.documents:
+        text = 'documents to ask about would be drawn from all passages; name a file in inputs.documents'
+    else:
+        return
+    yield Problem('retrieval.held_out', text)
+
+
+def world_files(config: Config, recipe: type[Recipe]) -> Iterator[Problem]:
+    """Questions for the miniature world, which has its own."""
     for name in ('file', 'tasks'):
-        if is_world and config.eval[name]:
-            problem = 'the miniature world has its own questions'
-            fix = 'leave it empty, or set retrieval.kind to folder or http'
-            fail(f'eval.{name}', config.eval[name], problem, fix)
-    values = fields.leaves(config)
-    paths: list[tuple[str, str]] = []
-    for field in _READERS:
-        if values.get(field):
-            paths += [(field, path) for path in _paths(field, values[field])]
-    for field, path in paths:
-        if not file_exists(field, path):
-            fix = f'name a file of JSON lines{similar_path(path)}'
-            fail(field, path, 'no such file', fix)
+        if config.retrieval.kind == 'world' and config.eval[name]:
+            text = 'the miniature world has its own questions; leave it empty, or set retrieval.kind to folder or http'
+            yield Problem(f'eval.{name}', text)
+
+
+def input_files(config: Config, recipe: type[Recipe]) -> Iterator[Problem]:
+    """Missing files, and files with an unusable line."""
+    values = leaves(config)
     contents: dict[str, list[Any]] = {}
-    for field, path in paths:
-        # Files of the Hub are downloaded later.
-        if not downloads.is_name(path):
-            with _named(f'config.{field}'):
-                contents.setdefault(field, []).append(_READERS[field](path))
+    for field, read in _READERS.items():
+        for path in filter(None, _paths(field, values.get(field, ''))):
+            if not file_exists(field, path):
+                one_of_several = '' if path == values[field] else f'{path}: '
+                text = f'no such file; name a file of JSON lines{similar_path(path)}'
+                yield Problem(field, one_of_several + text)
+            # Files of the Hub are downloaded later.
+            elif not downloads.is_name(path):
+                with _named(f'config.{field}'):
+                    contents.setdefault(field, []).append(read(path))
     _warn_of_trained_questions(config, contents)
     names = [pathlib.Path(path).stem for path in config.eval.file.split(',')]
     if len(set(names)) < len(names):
-        fail('eval.file', config.eval.file, 'two files have one name', 'rename one of them')
+        yield Problem('eval.file', 'two files have one name; rename one of them')
 
 
 def _warn_of_trained_questions(config: ConfigDict, contents: Mapping[str, list[Any]]) -> None:
@@ -156,89 +177,69 @@ _FILE_FIELDS = (
 )
 
 
-def check_checkpoint(config: ConfigDict, recipe: type[Recipe]) -> None:
-    """Refuses a policy folder that is not a checkpoint, and a server without a model's name.
-
-    Raises:
-      ConfigError: one line; what is missing.
-    """
+def policy_folder(config: Config, recipe: type[Recipe]) -> Iterator[Problem]:
+    """A policy folder that is not a checkpoint, and a server without a model's name."""
     path = config.policy.path
     if is_server(path):
         example = 'http://127.0.0.1:8001/v1#model'
-        _check_address('policy.path', path, example, 'set OPENAI_API_KEY instead')
+        yield from _address('policy.path', path, example, 'set OPENAI_API_KEY instead')
         if not urllib.parse.urlsplit(path).fragment:
-            fail('policy.path', path, 'names no model', f'write it behind #, as in {example}')
+            text = f'names no model; write it behind #, as in {example}'
+            yield Problem('policy.path', text)
         return
     if config.policy.request:
-        fail('policy.request', config.policy.request, 'only a server reads it', 'leave it out')
-    if downloads.is_name(config.policy.path):
-        with _named('config.policy.path'):
-            downloads.check_name(config.policy.path, is_file=False)
-        return
+        yield Problem('policy.request', 'only a server reads it; leave it out')
     with _named('config.policy.path'):
+        if downloads.is_name(path):
+            downloads.check_name(path, is_file=False)
+            return
         # Of an adapter, the folder of its base.
-        folder = base_folder(config.policy.path or BUILT_IN_CHECKPOINT)
-    path_text = config.policy.path or "'' (the built-in checkpoint)"
-    fix = 'name a Hugging Face checkpoint folder (config.json, tokenizer.json, *.safetensors)'
-    if not config.policy.path:
-        fix = 'train it with python -m tools.checkpoints.base_model'
-    if not folder.is_dir():
-        fail('policy.path', path_text, 'no such folder', fix + similar_path(folder))
+        folder = base_folder(path or BUILT_IN_CHECKPOINT)
+    text = 'no such folder'
     needed = ('config.json', 'tokenizer.json', '*.safetensors')
     missing = [pattern for pattern in needed if not any(folder.glob(pattern))]
+    if folder.is_dir():
+        text = f'the folder has no {", ".join(missing)}'
+    fix = 'name a Hugging Face checkpoint folder (config.json, tokenizer.json, *.safetensors)'
+    if not path:
+        fix = 'train the built-in one with python -m tools.checkpoints.base_model'
     if missing:
-        fail('policy.path', path_text, f'the folder has no {", ".join(missing)}', fix)
+        yield Problem('policy.path', f'{text}; {fix}{similar_path(folder)}')
 
 
-def check_adapter_folders(config: ConfigDict, recipe: type[Recipe]) -> None:
-    """Refuses folders of adapters that do not fit the settings."""
-    if not config.policy.adapters.rank:
-        return
-    for role in trained_roles(config):
-        if config[role].adapter:
-            _check_adapter(config, role, config[role].adapter)
-
-
-def _check_adapter(config: ConfigDict, role: str, folder: str) -> None:
-    """Raises ConfigError unless the adapter in a folder has the rank, alpha and layers of the config."""
+def adapter_folders(config: Config, recipe: type[Recipe]) -> Iterator[Problem]:
+    """Folders of adapters that do not have the rank, alpha, layers and base of the config."""
     settings = config.policy.adapters
-    try:
-        stored = adapter_config.read(folder)
-    except UserError as error:
-        raise ConfigError(f'config.{role}.adapter: {error}') from None
-    for linear in stored.linears:
-        if linear not in ALL_LINEARS:
-            problem = f'it adapts {linear}'
-            fix = f'train an adapter of some of {", ".join(ALL_LINEARS)}'
-            fail(f'{role}.adapter', folder, problem, fix)
-    pairs = (
-        ('rank', settings.rank, stored.rank),
-        ('alpha', settings.alpha, stored.alpha),
-        ('linears', tuple(sorted(settings.linears)), stored.linears),
-    )
-    for name, value, stored_value in pairs:
-        if value != stored_value:
-            problem = f'the adapter of {role}.adapter={folder} has {stored_value}'
-            fail(f'policy.adapters.{name}', value, problem, f'give {stored_value}')
-    _check_base(config, role, stored.base)
-
-
-def _check_base(config: ConfigDict, role: str, stored_base: pathlib.Path) -> None:
-    """Raises ConfigError if the adapter of a role was trained over other weights than those of the run."""
-    base = pathlib.Path(config.policy.path or BUILT_IN_CHECKPOINT)
-    folder = config[role].adapter
-    if not base.is_dir():
-        # On the Hub or in a bucket, or refused by another rule.
-        return
-    if not stored_base.is_dir():
-        print(
-            f'warning: the adapter of config.{role}.adapter={folder} was trained over {stored_base}, which is not '
-            f'here; it is used over {base}',
-            file=sys.stderr,
+    for role in trained_roles(config):
+        folder = config[role].adapter
+        if not settings.rank or not folder:
+            continue
+        with _named(f'config.{role}.adapter'):
+            stored = adapter_config.read(folder)
+        others = [linear for linear in stored.linears if linear not in ALL_LINEARS]
+        if others:
+            text = f'it adapts {others[0]}; train an adapter of some of {", ".join(ALL_LINEARS)}'
+            yield Problem(f'{role}.adapter', text)
+            continue
+        pairs = (
+            ('rank', settings.rank, stored.rank),
+            ('alpha', settings.alpha, stored.alpha),
+            ('linears', tuple(sorted(settings.linears)), stored.linears),
         )
-    elif holds_other_weights(stored_base, base):
-        problem = f'its adapter was trained over the weights in {stored_base}'
-        fail(f'{role}.adapter', folder, problem, 'set policy.path to that folder')
+        for name, value, stored_value in pairs:
+            if value != stored_value:
+                text = f'the adapter of {role}.adapter={folder} has {stored_value}; give that'
+                yield Problem(f'policy.adapters.{name}', text)
+        base = pathlib.Path(config.policy.path or BUILT_IN_CHECKPOINT)
+        # Otherwise it is on the Hub or in a bucket, or refused by another rule.
+        if base.is_dir() and not stored.base.is_dir():
+            warn(
+                f'the adapter of config.{role}.adapter={folder} was trained over {stored.base}, which is not here; it '
+                f'is used over {base}'
+            )
+        elif base.is_dir() and holds_other_weights(stored.base, base):
+            text = f'its adapter was trained over the weights in {stored.base}; set policy.path to that folder'
+            yield Problem(f'{role}.adapter', text)
 
 
 def read_policy(config: ConfigDict | Config, **computation: Any) -> tuple[ModelConfig, str]:
@@ -261,9 +262,8 @@ def read_policy(config: ConfigDict | Config, **computation: Any) -> tuple[ModelC
         name = 'privileged.prompt_tokens + sampler.context'
         warning = shape.check_context(folder, tokens, name)
     if model.delta is not None and 0 < page < context:
-        problem = f'{folder} has gated delta nets, whose state belongs to a slot'
-        fix = 'set sampler.page=0, and what needs pages to its default'
-        fail('sampler.page', page, problem, fix)
+        text = f'{folder} has gated delta nets, whose state belongs to a slot; set sampler.page=0'
+        refuse(config, [Problem('sampler.page', text)])
     return model, warning
 
 
@@ -293,7 +293,7 @@ def check_tokenizer(config: ConfigDict) -> None:
     from zeroplay_jax.rollout.tokens import open_codec
 
     folder = pathlib.Path(config.policy.path or BUILT_IN_CHECKPOINT)
-    # A missing one is refused by `check_checkpoint`.
+    # A missing one is refused by `policy_folder`.
     if (base_folder(folder) / 'tokenizer.json').is_file():
         open_codec(folder)
 
@@ -327,7 +327,7 @@ def download(config: ConfigDict) -> None:
     Raises:
       ConfigError: one line; what could not be fetched.
     """
-    values = fields.leaves(config)
+    values = leaves(config)
     for field in _MODEL_FIELDS:
         path = fetch_model(f'config.{field}', values[field])
         config.update_from_flattened_dict({field: path})
@@ -357,24 +357,19 @@ def fetch_model(flag: str, path: str) -> str:
 # Files and folders in a bucket (gs://bucket/path), or in the package, get local paths.
 
 
-def fetch_addresses(
-    config: ConfigDict, recipe: type[Recipe] | None = None, section_name: str = ''
-) -> None:
+def fetch_addresses(config: ConfigDict, section_name: str = '') -> None:
     """Replaces addresses in a bucket by the paths of their local copies, in place; downloads what is outdated.
 
     Paths of what comes with the package, such as zeroplay_jax/mini/clean, become those of this installation.
 
-    A rule like the others, so that the rules after it read local files; `recipe` is not used.
-
     Args:
       config: is changed.
-      recipe: not used.
       section_name: only its fields; '': all.
 
     Raises:
       ConfigError: one line; what could not be fetched.
     """
-    for name, value in fields.leaves(config).items():
+    for name, value in leaves(config).items():
         if isinstance(value, str) and name.startswith(f'{section_name}.' if section_name else ''):
             with _named(f'config.{name}'):
                 fetched = ','.join(map(downloads.fetch, _paths(name, value)))
@@ -426,25 +421,24 @@ def keep_prompts(config: ConfigDict, workdir: str | pathlib.Path, keeps_sets: bo
 # ---- servers ---------------------------------------------------------------------------------------
 
 
-def check_addresses(config: ConfigDict, recipe: type[Recipe]) -> None:
-    """Refuses addresses in use that are no web addresses, or hold a password or key."""
+def addresses(config: Config, recipe: type[Recipe]) -> Iterator[Problem]:
+    """Addresses in use that are no web addresses, or hold a password or key."""
     if config.judge.kind == 'endpoint':
         example, key = 'http://127.0.0.1:8001/v1', 'set OPENAI_API_KEY instead'
-        _check_address('judge.url', config.judge.url, example, key)
+        yield from _address('judge.url', config.judge.url, example, key)
     if config.second_judge.kind == 'endpoint':
         example, key = 'http://127.0.0.1:8002/v1', 'set SECOND_JUDGE_API_KEY instead'
-        _check_address('second_judge.url', config.second_judge.url, example, key)
+        yield from _address('second_judge.url', config.second_judge.url, example, key)
     if config.retrieval.kind == 'http':
         tunnel = 'give an address without one, such as that of a tunnel'
-        _check_address('retrieval.url', config.retrieval.url, 'http://127.0.0.1:8000', tunnel)
-    if 'mcp' in config.tools.names:
-        servers = config.tools.mcp_servers
+        yield from _address('retrieval.url', config.retrieval.url, 'http://127.0.0.1:8000', tunnel)
+    servers = config.tools.mcp_servers
+    if 'mcp' in config.tools.names and '://' in servers:
+        headers = 'give a file with headers instead'
+        yield from _address('tools.mcp_servers', servers, 'http://127.0.0.1:8000/mcp', headers)
+    elif 'mcp' in config.tools.names:
         # The keys of a server may be set on another machine only, so that they are not looked up here.
-        if '://' not in servers:
-            load_extra('mcp').read_servers(servers)
-        else:
-            headers = 'give a file with headers instead'
-            _check_address('tools.mcp_servers', servers, 'http://127.0.0.1:8000/mcp', headers)
+        load_extra('mcp').read_servers(servers)
 
 
 def check_programs(config: ConfigDict) -> None:
@@ -456,8 +450,8 @@ def check_programs(config: ConfigDict) -> None:
             mcp.check_program(server)
 
 
-def _check_address(field: str, address: str, example: str, password_fix: str) -> None:
-    """Raises ConfigError for one address.
+def _address(field: str, address: str, example: str, password_fix: str) -> Iterator[Problem]:
+    """Yields what is wrong with an address.
 
     Args:
       field: name of the setting.
@@ -471,7 +465,11 @@ def _check_address(field: str, address: str, example: str, password_fix: str) ->
     except ValueError:
         is_address = False
     if not is_address:
-        fail(field, address, 'not a web address', f'give one such as {example}')
+        yield Problem(field, f'not a web address; give one such as {example}')
     # A run writes its config into its workdir and into its report.
-    if masking.hide(address) != address:
-        fail(field, address, 'the config must hold no password or key', password_fix)
+    elif masking.hide(address) != address:
+        yield Problem(field, f'the config must hold no password or key; {password_fix}')
+
+
+# Rules about what lies on a disk.
+RULES = (adapter_folders, index_folder, held_out, input_files, policy_folder)

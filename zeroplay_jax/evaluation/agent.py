@@ -52,7 +52,7 @@ from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.rollout.tokens import Codec, open_codec, text_spans
 from zeroplay_jax.selfplay.answers import final_answer, prompt_and_field
 from zeroplay_jax.selfplay.context import Role, RolloutContext
-from zeroplay_jax.selfplay.library import SearchableCorpus
+from zeroplay_jax.selfplay.library import PAGE_WORDS, SearchableCorpus
 from zeroplay_jax.selfplay.library_builder import held_out_corpus_and_questions
 from zeroplay_jax.selfplay.recipe import Recipe, answering_recipe, asks_once, recipe_class
 from zeroplay_jax.selfplay.role_environment import print_template_notes, role_environment
@@ -626,4 +626,4 @@ def open_ask_corpus(config) -> OpenCorpus:
     # With a limit of 0, every failed search is reported to the user.
     client = Client(backend, max_failure_rate=0.0)
     client.wait_until_ready(READY_SECONDS)
-    return OpenCorpus(SearchableCorpus(client, top_k, config.tools.page_words), description)
+    return OpenCorpus(SearchableCorpus(client, top_k, PAGE_WORDS), description)

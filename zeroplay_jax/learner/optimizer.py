@@ -34,8 +34,8 @@ def make(role: Any, weight_decay: float | None = None) -> optax.GradientTransfor
         learning_rate = optax.linear_schedule(first_rate, learning_rate, num_transitions)
     adamw = optax.adamw(
         learning_rate,
-        b1=role.beta1,
-        b2=role.beta2,
+        b1=0.9,
+        b2=0.999,
         weight_decay=weight_decay,
         mask=matrices,
     )

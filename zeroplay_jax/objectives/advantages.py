@@ -165,7 +165,7 @@ def _options(settings: Any) -> dict[str, Any]:
     return {
         'baseline': 'none' if has_values else settings.baseline,
         'scale': 'none' if has_values else settings.scale,
-        'ddof': settings.std_ddof,
+        'ddof': 1,
         'singleton': settings.singleton,
     }
 

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from zeroplay_jax.data import answer_fields, files
 from zeroplay_jax.objectives.rewards import stratify
 from zeroplay_jax.selfplay.library import Library, documents_for
 from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, Step, TaskPool, in_epochs
-from zeroplay_jax.settings.kinds import fail
+from zeroplay_jax.settings.kinds import Problem
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.types import Json, Question, Task, UserError, identity_rng
 
@@ -420,17 +420,14 @@ def generation_steps(config: Config) -> int:
     return pool.batches or math.ceil(solver.steps * solver.batch / pool.batch)
 
 
-def check_target(config: Config) -> None:
-    """Refuses a `pool.target` that the generation steps of an iteration cannot reach.
-
-    Raises:
-      ConfigError: there are fewer documents than questions to generate.
-    """
+def check_target(config: Config) -> Iterator[Problem]:
+    """Yields a `pool.target` that the generation steps of an iteration cannot reach."""
     documents = generation_steps(config) * config.pool.batch
     if config.pool.target > documents:
-        problem = f'a document gives one question at most, and an iteration reads {documents}'
-        fix = 'raise pool.batches (generation steps) or pool.batch (documents per step)'
-        fail('pool.target', config.pool.target, problem, fix)
+        text = f'a document gives one question at most, and an iteration reads {documents}; raise pool.batches'
+        yield Problem(
+            'pool.target', f'{text} (generation steps) or pool.batch (documents per step)'
+        )
 
 
 def alternate(config: Config) -> list[Phase]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Iterator
 from typing import Literal
 
 from zeroplay_jax.objectives import rewards
@@ -23,12 +24,14 @@ from zeroplay_jax.recipes.datasets import (
 from zeroplay_jax.recipes.proposing import Proposal
 from zeroplay_jax.selfplay.recipe import Recipe as RecipeBase
 from zeroplay_jax.selfplay.recipe import RoleSpec
-from zeroplay_jax.settings.kinds import Section, fail
+from zeroplay_jax.settings.kinds import Problem, Section
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.types import Outcome, Question, Row, Task, TaskDropped
 
 # `check_hop_groups` suggests no larger `proposer.batch`.
 _LARGEST_SUGGESTED_BATCH = 10_000
+# Words of a question of the pool, which is cut, as in Dr. Zero's code.
+_QUESTION_WORDS = 50
 
 
 class Settings(Section):
@@ -55,7 +58,6 @@ class Recipe(RecipeBase):
     further_prompts = (*RecipeBase.further_prompts, 'proposer.without_document')
     input_files = ('documents',)
     filterable_roles = ('solver',)
-    distillable_roles = ('solver',)
     always_records_path = False
 
     def __init__(self, config: Config, library):
@@ -74,18 +76,16 @@ class Recipe(RecipeBase):
     @classmethod
     def check(cls, config: Config):
         """Refuses hop counts with a single proposal, a window without measured solve rates, and mixed labels."""
-        check_hop_groups(config)
-        check_target(config)
+        yield from check_hop_groups(config)
+        yield from check_target(config)
         if config.drzero.labels == 'majority' and config.solver.distill_top_k:
-            problem = "the teacher would read the proposer's answer, which is not the label"
-            fix = 'set it to proposer, or solver.distill_top_k to 0'
-            fail('drzero.labels', 'majority', problem, fix)
+            text = "the teacher would read the proposer's answer, which is not the label; set it to proposer"
+            yield Problem('drzero.labels', text)
         # Without measured solve rates the window would accept all questions.
         is_full_window = tuple(config.pool.window) == (0.0, 1.0)
         if not is_full_window and not config.pool.measure:
-            problem = 'solve rates are not measured'
-            fix = 'give pool.measure solver rollouts per question'
-            fail('pool.window', tuple(config.pool.window), problem, fix)
+            text = 'solve rates are not measured; give pool.measure solver rollouts per question'
+            yield Problem('pool.window', text)
 
     def phases(self):
         """Returns iterations × (proposer, generate, solver)."""
@@ -215,8 +215,7 @@ class Recipe(RecipeBase):
         best = max(proposals, key=lambda each: (each.rejected is None, each.format['raw']))
         if best.rejected:
             return Outcome(rows, drop=best.rejected)
-        # The question is cut to a number of words, as in Dr. Zero's code.
-        words = str(best.question).split()[: settings.question_words]
+        words = str(best.question).split()[:_QUESTION_WORDS]
         asked = dataclasses.replace(self._asked_question(best), text=' '.join(words))
         question = dataclasses.replace(
             self.pool_question(task, best), text=asked.text, answers=asked.answers
@@ -241,7 +240,7 @@ class Recipe(RecipeBase):
         """Returns the pool's record of a question, with its construction path if the solver distils."""
         question = proposing.question_record(task, proposal)
         # A path holds whole passages; without a teacher it would only enlarge checkpoints and logs.
-        if not self.config.solver.distill_top_k and not self.always_records_path:
+        if not self.config.solver.get('distill_top_k') and not self.always_records_path:
             return question
         path = proposing.path_of(
             proposal.trajectory, task.payload, question.text, proposal.answer or ''
@@ -249,12 +248,8 @@ class Recipe(RecipeBase):
         return dataclasses.replace(question, path=path)
 
 
-def check_hop_groups(config: Config) -> None:
-    """Refuses a batch in which some hop count has fewer than two proposals, which HRPO cannot compare.
-
-    Raises:
-      ConfigError: `proposer.batch` is too small for the rarest hop count of the ratio.
-    """
+def check_hop_groups(config: Config) -> Iterator[Problem]:
+    """Yields a batch in which some hop count has fewer than two proposals, which HRPO cannot compare."""
     proposer = config.proposer
     is_relative = proposer.baseline in ('mean', 'loo') or proposer.scale == 'std'
     # With singleton='raw' (Dr. Zero's code) the reward itself is the advantage of a lone proposal, so the
@@ -271,7 +266,7 @@ def check_hop_groups(config: Config) -> None:
         if _smallest_hop_group(ratio, batch, proposer.samples) >= 2:
             fix = f'give {batch} or more'
             break
-    fail('proposer.batch', proposer.batch, problem, f'{fix}, or leave the rare hop count out')
+    yield Problem('proposer.batch', f'{problem}; {fix}, or leave the rare hop count out')
 
 
 def _smallest_hop_group(ratio: tuple[float, ...], batch: int, samples: int) -> int:

@@ -42,8 +42,8 @@ from zeroplay_jax.settings.kinds import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
+    Problem,
     Section,
-    fail,
     requires,
 )
 from zeroplay_jax.settings.schema import Config
@@ -139,16 +139,14 @@ class Recipe(RecipeBase):
     @classmethod
     def check(cls, config: Config):
         """Refuses crossed length limits, and a rule that could not follow a task."""
-        check_target(config)
+        yield from check_target(config)
         settings = config.scope
         if settings.soft_length >= settings.hard_length:
-            problem = f'not below scope.hard_length={settings.hard_length}'
-            fail('scope.soft_length', settings.soft_length, problem, 'give less')
+            text = f'not below scope.hard_length={settings.hard_length}; give less'
+            yield Problem('scope.soft_length', text)
         if config.judge.kind == 'rule' and settings.gates and settings.relevant_to == 'source':
-            problem = (
-                'the rule (judge.kind) follows the facts from the source through the passages found'
-            )
-            fail('scope.relevant_to', 'source', problem, 'give evidence')
+            text = 'the rule (judge.kind) follows the facts from the source through the passages found; give evidence'
+            yield Problem('scope.relevant_to', text)
 
     @classmethod
     def reads_documents(cls, config: Config):

@@ -26,7 +26,7 @@ from zeroplay_jax.selfplay.answers import final_answer, group_of, retrieved_pass
 from zeroplay_jax.selfplay.recipe import Recipe as RecipeBase
 from zeroplay_jax.selfplay.recipe import RoleSpec
 from zeroplay_jax.selfplay.schedule import in_epochs
-from zeroplay_jax.settings.kinds import NonNegativeInt, PositiveInt, Section, fail
+from zeroplay_jax.settings.kinds import NonNegativeInt, PositiveInt, Problem, Section
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.types import (
     Json,
@@ -100,8 +100,8 @@ class Recipe(RecipeBase):
         """Refuses a judge that cannot read."""
         judge_answers = config.ssp.answerability_check and config.ssp.checker == 'judge'
         if judge_answers and config.judge.kind == 'rule':
-            problem = 'the judge is a rule, which cannot read'
-            fail('ssp.checker', 'judge', problem, 'set judge.kind to endpoint or policy')
+            text = 'the judge is a rule, which cannot read; set judge.kind to endpoint or policy'
+            yield Problem('ssp.checker', text)
 
     @classmethod
     def judgements(cls, config: Config):

@@ -42,6 +42,10 @@ def _check_list(queries: object) -> None:
         raise TypeError(f'search takes a list of queries, not the text {queries!r}; put it in [ ]')
 
 
+# Words of a page of a document, which the tool `open` shows.
+PAGE_WORDS = 200
+
+
 class SearchableCorpus:
     """One corpus as tools read it (`tools.registry.DocumentSource`).
 

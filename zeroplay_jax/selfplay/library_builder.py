@@ -19,6 +19,7 @@ from zeroplay_jax.retrieval.index import ScannIndex
 from zeroplay_jax.retrieval.lexical import LexicalEncoder
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.selfplay.library import (
+    PAGE_WORDS,
     UNLIMITED_DEPTH,
     Document,
     Library,
@@ -86,9 +87,7 @@ def build_library(config: Config, with_open_tasks: bool = False) -> Library:
         if config.retrieval.kind == 'http':
             _check_ids_of_server(config.retrieval, corpus, held_out, documents)
         top_k = min(config.tools.top_k, len(documents))
-        training = TrainingCorpus(
-            corpus.client, top_k, config.tools.page_words, held_out, len(documents)
-        )
+        training = TrainingCorpus(corpus.client, top_k, PAGE_WORDS, held_out, len(documents))
     open_tasks: list[Question] = []
     if config.eval.tasks:
         open_tasks = files.open_tasks(config.eval.tasks)
@@ -168,10 +167,10 @@ def open_real_corpus(config: Config) -> tuple[SearchableCorpus, str]:
         # An index cannot return more passages than it has.
         top_k = min(top_k, len(index))
     else:
-        backend = Http(settings.url, timeout=settings.timeout)
+        backend = Http(settings.url)
     client = Client(backend, max_failure_rate=settings.max_failure_rate)
     client.wait_until_ready(_READY_SECONDS)
-    corpus = SearchableCorpus(client, top_k, config.tools.page_words)
+    corpus = SearchableCorpus(client, top_k, PAGE_WORDS)
     return corpus, backend.name
 
 
@@ -263,7 +262,7 @@ def _world_corpus(config: Config, worlds: Sequence[World]) -> SearchableCorpus:
     # The lexical encoder needs neither a model nor a download.
     index = ScannIndex.build(LexicalEncoder(), titles, texts)
     client = Client(InProcess(index), max_failure_rate=config.retrieval.max_failure_rate)
-    return SearchableCorpus(client, config.tools.top_k, config.tools.page_words)
+    return SearchableCorpus(client, config.tools.top_k, PAGE_WORDS)
 
 
 def linked_documents(passages: Sequence[tuple[str, str]]) -> tuple[Document, ...]:

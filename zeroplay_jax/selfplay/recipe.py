@@ -13,7 +13,7 @@ import importlib
 import importlib.util
 import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from zeroplay_jax.objectives.registry import did_you_mean
@@ -21,7 +21,7 @@ from zeroplay_jax.rollout.prompts import Prompts
 from zeroplay_jax.selfplay.answers import prompt_fields
 from zeroplay_jax.selfplay.judge import PROMPTS, Judgement
 from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, Step, TaskPool, all_steps
-from zeroplay_jax.settings.kinds import AbsentSection, ConfigError, Section, fail
+from zeroplay_jax.settings.kinds import AbsentSection, ConfigError, Problem, Section
 from zeroplay_jax.types import Json, Outcome, Question, Task, Trajectory, UserError, first_line
 
 if TYPE_CHECKING:
@@ -122,8 +122,9 @@ class Recipe:
         raise ConfigError(f'{cls.__module__}: Recipe.roles is not defined; return its RoleSpecs')
 
     @classmethod
-    def check(cls, config: Any) -> None:
-        """Refuses settings that cannot work together (`settings.kinds.fail`)."""
+    def check(cls, config: Any) -> Iterable[Problem] | None:
+        """Yields what is wrong between settings: `Problem(field, 'what is wrong; what to give')`."""
+        return ()
 
     @classmethod
     def reads_documents(cls, config: Any) -> bool:
@@ -141,24 +142,24 @@ class Recipe:
         return tuple(names)
 
     @classmethod
-    def check_judge_roles(cls, config: Any) -> None:
-        """Refuses another judge beside roles that judge, and a role that training asks for no judgement."""
+    def check_judge_roles(cls, config: Any) -> Iterator[Problem]:
+        """Yields another judge beside roles that judge, and a role that training asks for no judgement."""
         if not cls.judge_roles:
             return
         if config.judge.kind != 'policy':
-            fail('judge.kind', config.judge.kind, f'roles of {config.recipe} judge', 'give policy')
-        training = config.copy_and_resolve_references()
+            yield Problem('judge.kind', f'roles of {config.recipe} judge; give policy')
         # Evaluations keep the judge of the config.
-        training.eval.update(metric='none', tasks='')
-        asked = cls.judgements(training)
+        evaluations = config.eval.model_copy(update={'metric': 'none', 'tasks': ''})
+        asked = cls.judgements(config.model_copy(update={'eval': evaluations}))
         for role in dict.fromkeys(cls.judge_roles.values()):
             prompts = [prompt for prompt, name in cls.judge_roles.items() if name == role]
             names = [PROMPTS[prompt] for prompt in prompts]
             if not set(names) & set(asked):
-                raise ConfigError(
-                    f'config.recipe={config.recipe}: training asks role {role} for no {" or ".join(prompts)}; set '
-                    f'what asks the judge, such as reward.answer=judge, or add {names[0]!r} to Recipe.judgements'
+                text = (
+                    f'training asks role {role} for no {" or ".join(prompts)}; set what asks the judge, such as '
+                    f'reward.answer=judge, or add {names[0]!r} to Recipe.judgements'
                 )
+                yield Problem('recipe', text)
 
     def phases(self) -> list[Phase]:
         """Returns the schedule without evaluations."""

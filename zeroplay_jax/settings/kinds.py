@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextvars
 import filecmp
 import functools
 import hashlib
@@ -11,8 +10,8 @@ import os
 import pathlib
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any, NoReturn
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Annotated, Any, NamedTuple
 
 import pydantic
 from pydantic import AfterValidator, Field
@@ -55,6 +54,10 @@ class Section(pydantic.BaseModel, Mapping):
         """Returns the values as nested dicts."""
         return self.model_dump()
 
+    def conflicts(self) -> Iterator[Problem]:
+        """Yields what is wrong between the fields of the section; a problem names a field of it."""
+        yield from ()
+
 
 def leaves(config: Any, prefix: str = '') -> dict[str, Any]:
     """Returns dotted name → value of all fields of a config, or of nested dicts, in their order."""
@@ -70,11 +73,11 @@ def leaves(config: Any, prefix: str = '') -> dict[str, Any]:
 def requires(is_allowed: Callable[[Any], Any], fix: str) -> AfterValidator:
     """Returns a pydantic validator that refuses values for which `is_allowed` is false.
 
-    The user reads 'config.FIELD=VALUE: not possible; {fix}'.
+    The user reads 'config.FIELD=VALUE: {fix}'.
     """
 
     def validate(value: Any) -> Any:
-        # pydantic keeps the text of a ValueError, and `configuration.fields` shows it as the fix.
+        # pydantic keeps the text of a ValueError, which `configuration.fields` shows.
         if not is_allowed(value):
             raise ValueError(fix)
         return value
@@ -102,7 +105,6 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, requires(lambda x: 0 <= x <= 1, 'give 0 to 1')]
 OpenFraction = Annotated[float, requires(lambda x: 0 < x < 1, 'give more than 0, less than 1')]
-BelowOne = Annotated[float, requires(lambda x: 0 <= x < 1, 'give 0 or more and less than 1')]
 MeshAxis = Annotated[
     int, requires(lambda x: x == -1 or x >= 1, 'give 1 or more, or -1 for all devices that remain')
 ]
@@ -192,65 +194,41 @@ class AbsentSection(ConfigError, AttributeError):
         )
 
 
-class Mistakes:
-    """Collects all mistakes of a config, where a run stops at the first.
+class Problem(NamedTuple):
+    """What is wrong with a setting.
 
     Attributes:
-      lines: the mistakes, in the order of the checks.
-      fields: dotted names of the fields about which there is a line, and of those that are not to be judged.
+      field: dotted name of the field.
+      text: the problem and, behind '; ', what to give.
     """
 
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self.fields: set[str] = set()
-
-    def note(self, line: str, field: str = '') -> None:
-        """Adds a line, unless there is one about the field: a later one is a consequence of the first."""
-        is_consequence = bool(field) and field in self.fields
-        if not is_consequence and line not in self.lines:
-            self.lines.append(line)
-            self.fields.add(field)
-
-    def of(self, check: Callable[..., object], *arguments: Any) -> None:
-        """Calls a check and notes what it refuses.
-
-        Behind a mistake that `fail` reports the check goes on with the refused value, so it may also crash: that is
-        ignored.
-        """
-        token = _collector.set(self)
-        count = len(self.lines)
-        try:
-            check(*arguments)
-        except UserError as error:
-            field = re.match(r'config\.([\w.]+)[=:]', str(error))
-            self.note(str(error), field[1] if field else '')
-        except Exception:
-            if len(self.lines) == count:
-                raise
-        finally:
-            _collector.reset(token)
+    field: str
+    text: str
 
 
-_collector: contextvars.ContextVar[Mistakes | None] = contextvars.ContextVar(
-    'mistakes', default=None
-)
+def changes(section: Section, defaults: Section, text: str) -> Iterator[Problem]:
+    """Yields the fields of a section that nothing reads now and that differ from the defaults."""
+    for name, default in defaults.items():
+        if section[name] != default:
+            yield Problem(name, text)
 
 
-def fail(field: str, value: Any, problem: str, fix: str) -> NoReturn:  # type: ignore[misc]
-    """Raises ConfigError with the line 'config.FIELD=VALUE: PROBLEM; FIX'.
+def line_about(config: Any, problem: Problem) -> str:
+    """Returns the line 'config.FIELD=VALUE: PROBLEM; FIX'."""
+    name = f'config.{problem.field}'
+    values = leaves(config)
+    if problem.field in values:
+        value = values[problem.field]
+        # Texts are written without quotes, as on a command line; an empty one would be invisible and keeps them.
+        is_text = isinstance(value, str) and value
+        name += f'={value if is_text else repr(value)}'
+    return hide(f'{name}: {problem.text}')
 
-    Under `Mistakes.of` the line is noted and the function returns.
-    """
-    # Texts are written without quotes, as on a command line; an empty one would be invisible and keeps them.
-    value_text = repr(value)
-    if isinstance(value, str) and value:
-        value_text = value
-    line = hide(f'config.{field}={value_text}: {problem}; {fix}')
-    collector = _collector.get()
-    if collector is None:
-        raise ConfigError(line)
-    # The checks are written for a function that does not return; `Mistakes.of` says what happens behind it.
-    collector.note(line, field)
+
+def refuse(config: Any, problems: Iterable[Problem] | None) -> None:
+    """Raises ConfigError with the line about the first problem, if there is one."""
+    for problem in problems or ():
+        raise ConfigError(line_about(config, problem))
 
 
 def warn(line: str) -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from zeroplay_jax.settings.kinds import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    Problem,
     Section,
     Sizes,
-    fail,
 )
 
 
@@ -80,6 +81,12 @@ class Rollout(Section):
     ahead: Literal[0, 1] = 0
     """1: rollouts of the next step use free slots, with weights one step older ([what it
     needs](concepts.md#steps-that-begin-early))."""
+
+    def conflicts(self) -> Iterator[Problem]:
+        """Yields a response that is shorter than a turn."""
+        if 0 < self.response_tokens < self.turn_tokens:
+            text = f'a turn may have {self.turn_tokens} (rollout.turn_tokens); give that or more, or 0 for no limit'
+            yield Problem('response_tokens', text)
 
 
 # ---- shape of the sampler's programs --------------------------------------------------------------
@@ -162,59 +169,42 @@ class SamplerConfig:
             fill_rows=-(-self.fill_rows // shards),
         )
 
-    def check(self, shards: int) -> None:
-        """Refuses pages that do not fit a slot, a cache that is too small for a rollout, and settings that need pages.
-
-        Raises:
-          ConfigError: one line.
-        """
+    def conflicts(self, shards: int) -> Iterator[Problem]:
+        """Yields pages that do not fit a slot, a cache too small for a rollout, and settings that need pages."""
         if self.page > self.context:
-            fix = f'give at most {self.context} (sampler.context)'
-            fail('sampler.page', self.page, 'longer than a slot', fix)
+            yield Problem(
+                'sampler.page', f'longer than a slot; give at most {self.context} (sampler.context)'
+            )
         if not self.is_paged:
-            self._check_whole_slots()
+            without_pages = {
+                'pages': (0, self.slots),
+                'token_budget': (0,),
+                'decode_buckets': ((),),
+                'attention': ('xla', 'used'),
+            }
+            for name, values in without_pages.items():
+                if getattr(self, name) not in values:
+                    text = 'a page is as long as a slot; set sampler.page, such as 64'
+                    yield Problem(f'sampler.{name}', text)
             return
         if self.attention == 'used':
-            problem = f'sampler.page={self.page} is shorter than a slot'
-            fix = 'set xla, which reads used pages only, or sampler.page=0'
-            fail('sampler.attention', 'used', problem, fix)
+            text = f'sampler.page={self.page} is shorter than a slot; set xla, or sampler.page=0'
+            yield Problem('sampler.attention', text)
         if not self.token_budget:
-            problem = f'sampler.page={self.page} needs steps that prefill and decode'
-            fix = f'give the tokens of a step, such as {2 * self.slots}, or set sampler.page=0'
-            fail('sampler.token_budget', 0, problem, fix)
-        self._check_buckets(shards)
-        needed = self.pages_per_slot * shards
-        if 0 < self.pages < needed:
-            problem = (
-                f'a rollout of {self.context} tokens (sampler.context) fills {self.pages_per_slot} pages of '
-                f'{self.page}'
-            )
-            fail('sampler.pages', self.pages, problem, f'give {needed} or more')
-
-    def _check_whole_slots(self) -> None:
-        """Refuses settings that need pages shorter than a slot."""
-        without_pages = {
-            'pages': (0, self.slots),
-            'token_budget': (0,),
-            'decode_buckets': ((),),
-            'attention': ('xla', 'used'),
-        }
-        for name, values in without_pages.items():
-            value = getattr(self, name)
-            if value not in values:
-                problem = 'a page is as long as a slot'
-                fail(f'sampler.{name}', value, problem, 'set sampler.page, such as 64')
-
-    def _check_buckets(self, shards: int) -> None:
-        """Refuses sizes of decode steps that do not ascend, or that no step is smaller than."""
+            text = f'sampler.page={self.page} needs steps that prefill and decode; give the tokens of a step, such as'
+            yield Problem('sampler.token_budget', f'{text} {2 * self.slots}')
+            return
         buckets = self.decode_buckets
         if any(bucket >= self.token_budget for bucket in buckets):
-            problem = f'a whole step has {self.token_budget} tokens (sampler.token_budget)'
-            fix = f'give numbers below {self.token_budget}'
-            fail('sampler.decode_buckets', buckets, problem, fix)
+            text = f'a whole step has {self.token_budget} tokens (sampler.token_budget); give less'
+            yield Problem('sampler.decode_buckets', text)
         if list(buckets) != sorted(set(buckets)):
-            fix = 'give each once, smallest first'
-            fail('sampler.decode_buckets', buckets, 'not ascending', fix)
+            text = 'not ascending; give each once, smallest first'
+            yield Problem('sampler.decode_buckets', text)
         if any(bucket % shards for bucket in buckets):
-            problem = f'cannot be split evenly over {shards} data shards'
-            fail('sampler.decode_buckets', buckets, problem, f'give multiples of {shards}')
+            text = f'cannot be split evenly over {shards} data shards; give multiples of {shards}'
+            yield Problem('sampler.decode_buckets', text)
+        needed = self.pages_per_slot * shards
+        if 0 < self.pages < needed:
+            text = f'a rollout of {self.context} tokens fills {self.pages_per_slot} pages of {self.page}'
+            yield Problem('sampler.pages', f'{text}; give {needed} or more')

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 import pathlib
+import re
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -16,7 +18,6 @@ from pydantic import Field
 from zeroplay_jax.objectives.registry import BUILT_IN_LOSSES
 from zeroplay_jax.settings.kinds import (
     AbsentSection,
-    BelowOne,
     DistillCoefficients,
     Fraction,
     HopRatio,
@@ -28,11 +29,13 @@ from zeroplay_jax.settings.kinds import (
     OpenFraction,
     PositiveFloat,
     PositiveInt,
+    Problem,
     RequestFields,
     RubricCount,
     Section,
     Window,
     WorldSeeds,
+    changes,
     one_of_or_function,
     requires,
 )
@@ -62,12 +65,16 @@ class Adapters(Section):
         ),
     ] = LINEARS
     """Adapted linear layers. Gated delta nets (Qwen3.5) have `in_proj_qkv`, `in_proj_z` and `out` besides."""
-    weight_decay: NonNegativeFloat = 0.0
-    """In place of <role>.weight_decay; pulls the policy to the base."""
     quantize: Literal['none', 'int8'] = 'none'
     """int8 halves the memory of linear layers of the base and changes it a little."""
     merge: bool = False
     """Also export whole weights, to policy/<weights>-merged."""
+
+    def conflicts(self) -> Iterator[Problem]:
+        """Yields settings of adapters without a rank."""
+        if not self.rank:
+            text = 'full fine-tuning has neither adapters nor a frozen base; set policy.adapters.rank to a rank'
+            yield from changes(self, Adapters(), text)
 
 
 # ---- bucket ----------------------------------------------------------------------------------------
@@ -96,6 +103,12 @@ class Mesh(Section):
     model: MeshAxis = 1
     """Tensor-parallel shards."""
 
+    def conflicts(self) -> Iterator[Problem]:
+        """Yields a second axis of -1, which means all remaining devices."""
+        free = [axis for axis, size in self.items() if size == -1]
+        for axis in free[1:]:
+            yield Problem(axis, f'only one axis can be -1, and mesh.{free[0]} is; give a number')
+
 
 class Distributed(Section):
     """Several processes in one run."""
@@ -110,6 +123,20 @@ class Distributed(Section):
     """Index of this process."""
     heartbeat: PositiveInt = 100
     """Seconds without a sign of life after which the other processes stop."""
+
+    def conflicts(self) -> Iterator[Problem]:
+        """Yields numbers and addresses of processes that cannot work."""
+        if self.mode != 'coordinator':
+            # Without an address each process would run alone, as the first one.
+            if self.processes > 1 and self.mode == 'off':
+                text = 'the processes have no address to meet at; set distributed.mode'
+                yield Problem('processes', text)
+            return
+        address = re.fullmatch(r'[^:\s]+:(\d+)', self.coordinator)
+        if not address or not 0 < int(address[1]) < 1 << 16:
+            yield Problem('coordinator', 'not an address; give host:port of process 0')
+        if self.process >= self.processes:
+            yield Problem('process', f'there are {self.processes}; count from 0')
 
 
 # ---- judges ----------------------------------------------------------------------------------------
@@ -151,8 +178,7 @@ class Judge(Section):
 
 
 class SecondJudge(Section):
-    """A second judge of `evaluate --workdir`, compared with `judge`, which sets timeout, retries and
-    max_failure_rate."""
+    """A second judge of `evaluate --workdir`, compared with `judge`, which sets all else."""
 
     kind: Literal['none', 'rule', 'endpoint'] = 'none'
     """none, rule, or endpoint."""
@@ -160,10 +186,6 @@ class SecondJudge(Section):
     """As judge.url; the key is in SECOND_JUDGE_API_KEY."""
     model: str = 'judge'
     """As judge.model."""
-    temperature: NonNegativeFloat = 0.0
-    """Sampling temperature."""
-    tokens: PositiveInt = 512
-    """Longest reply."""
     request: RequestFields = ''
     """As judge.request."""
 
@@ -206,10 +228,6 @@ class Policy(Section):
     """Dtype of activations."""
     remat: bool = False
     """Recompute layers in the backward pass; on CPUs only with `scan`."""
-    remat_policy: Literal['nothing_saveable', 'dots_with_no_batch_dims_saveable'] = (
-        'nothing_saveable'
-    )
-    """What `remat` keeps: nothing, or results of projections."""
     attention: Literal['dense', 'blocked', 'splash'] = 'dense'
     """Attention in updates: dense; blocked, whose memory is linear in micro.tokens; splash, a TPU kernel (micro.tokens:
     multiples of 128)."""
@@ -231,8 +249,6 @@ class Tools(Section):
     olmo: <function_calls>search(query="…")</function_calls>."""
     top_k: PositiveInt = 3
     """search: passages per query."""
-    page_words: PositiveInt = 200
-    """open: words per page."""
     max_failure_rate: Fraction = 0.5
     """Share of failed calls of one tool in a step above which the run stops."""
     mcp_servers: str = 'http://127.0.0.1:8000/mcp'
@@ -252,8 +268,6 @@ class Retrieval(Section):
     """folder: text encoder; '': where it was when the index was built."""
     url: str = 'http://127.0.0.1:8000'
     """http: server with Search-R1's protocol."""
-    timeout: PositiveFloat = 30.0
-    """http: seconds per attempt."""
     max_failure_rate: Fraction = 0.1
     """Share of failed searches in a step above which the run stops."""
     held_out: InputPath = ''
@@ -334,8 +348,6 @@ class Pool(Section):
     """Generation steps per iteration; 0: enough for new questions in every solver step."""
     samples: PositiveInt = 5
     """Proposals per document; one is kept: the best-formed (Dr. Zero) or the first in `window` (SCOPE)."""
-    question_words: PositiveInt = 50
-    """Longer questions are cut."""
     window: Window = (0.0, 1.0)
     """Keep questions whose solve rate (SCOPE: mean score) is inside; Dr. Zero, π-Play: needs measure."""
     measure: NonNegativeInt = 0
@@ -429,10 +441,6 @@ class TrainedRole(Section):
     """Updates of the linear warm-up."""
     weight_decay: NonNegativeFloat = 0.01
     """AdamW, matrices only."""
-    beta1: BelowOne = 0.9
-    """AdamW."""
-    beta2: BelowOne = 0.999
-    """AdamW."""
     clip_norm: PositiveFloat = 1.0
     """Global gradient norm."""
     steps: NonNegativeInt = 50
@@ -453,8 +461,6 @@ class TrainedRole(Section):
     """Subtracted from a reward: mean of the group, mean of its other rows (RLOO), a value network (PPO), or none."""
     scale: Literal['std', 'batch', 'none'] = 'std'
     """Divisor of advantages: deviation of the group, of the batch's tokens (REINFORCE++-baseline, PPO), or none."""
-    std_ddof: Annotated[int, requires(lambda x: x in (0, 1), 'give one of 0, 1')] = 1
-    """1: sample deviation; 0: population."""
     singleton: Literal['zero', 'raw'] = 'zero'
     """Advantage of a row alone in its group."""
     loss: Annotated[str, one_of_or_function(*BUILT_IN_LOSSES)] = 'token_pg'
@@ -510,6 +516,30 @@ class TrainedRole(Section):
     """Share of the student in each update of the EMA teacher."""
     adapter: InputPath = ''
     """PEFT folder that the role starts from; needs policy.adapters.rank."""
+
+    def conflicts(self) -> Iterator[Problem]:
+        """Yields groups, updates and corrections that contradict each other."""
+        # A group of equal rewards has deviation 0: without a baseline its advantages are the reward divided by the
+        # epsilon.
+        if self.baseline == 'none' and self.scale == 'std':
+            text = 'without a baseline, dividing by the deviation inflates equal rewards; set scale=none too'
+            yield Problem('baseline', text)
+        if self.baseline == 'value' and self.scale == 'std':
+            text = 'a value network compares tokens, not the rollouts of a group; give batch, as PPO in verl, or none'
+            yield Problem('scale', text)
+        # Unequal minibatches would weigh rollouts differently, as SSP's code does. Those of a prompt stay together.
+        if self.batch % self.minibatches:
+            text = f'the {self.batch} prompts of a step (batch) are not divisible by it; give a divisor'
+            yield Problem('minibatches', text)
+        if self.tis_cap and self.old_logp == 'sampler':
+            text = 'it compares trainer and sampler, and only the sampler is evaluated; set old_logp=trainer'
+            yield Problem('tis_cap', text)
+        if self.filter_groups and self.surplus == 'carry' and self.old_logp == 'trainer':
+            text = 'carried-over groups would be scored by newer weights, which hides their age; set surplus=drop'
+            yield Problem('old_logp', text)
+        if self.distill_top_k and not any(self.distill_coef):
+            # The teacher would cost a forward pass per step and change nothing.
+            yield Problem('distill_coef', 'the teacher has no weight; give one')
 
 
 # Fields that only roles of `Recipe.filterable_roles` and `Recipe.distillable_roles` have.

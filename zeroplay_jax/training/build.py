@@ -55,8 +55,9 @@ from zeroplay_jax.selfplay.role_environment import (
 from zeroplay_jax.settings.kinds import (
     BUILT_IN_CHECKPOINT,
     ENGLISH_CHECKPOINT,
-    fail,
+    Problem,
     is_server,
+    refuse,
     warn,
 )
 from zeroplay_jax.settings.schema import Config
@@ -71,7 +72,6 @@ if TYPE_CHECKING:
 _COMPUTATION_FIELDS = (
     'dtype',
     'remat',
-    'remat_policy',
     'attention',
     'scan',
     'logit_chunk',
@@ -508,9 +508,8 @@ def check_base(config: Config) -> None:
     """Raises ConfigError if the base of a training run with adapters is an adapter itself."""
     # Not a rule about configs: an evaluation with the same config takes the folder of a trained adapter.
     if adapter_config.is_adapter(config.policy.path):
-        problem = 'this is an adapter, and new ones need a base'
-        fix = 'name the folder of its base, and the adapter in <role>.adapter'
-        fail('policy.path', config.policy.path, problem, fix)
+        text = 'an adapter, and new ones need a base; name the folder of its base, and the adapter in <role>.adapter'
+        refuse(config, [Problem('policy.path', text)])
 
 
 def load_weights(
@@ -536,12 +535,7 @@ def load_weights(
         matrix_dtype=model.dtype,
         quantized=settings.quantize == 'int8',
     )
-    base = FrozenBase.of(
-        params,
-        mesh,
-        settings.alpha / settings.rank,
-        weight_decay=settings.weight_decay,
-    )
+    base = FrozenBase.of(params, mesh, settings.alpha / settings.rank)
     return {}, base
 
 

@@ -15,7 +15,7 @@ from zeroplay_jax.recipes.datasets import DocumentSampler, simultaneous
 from zeroplay_jax.selfplay.answers import final_answer, group_of, score
 from zeroplay_jax.selfplay.recipe import Recipe as RecipeBase
 from zeroplay_jax.selfplay.recipe import RoleSpec
-from zeroplay_jax.settings.kinds import NonNegativeFloat, Section, fail
+from zeroplay_jax.settings.kinds import NonNegativeFloat, Problem, Section
 from zeroplay_jax.types import Outcome, Row, RowInfo, Task, TaskDropped
 
 # Groups of one document: its proposals, then the drafts of each proposal.
@@ -59,8 +59,10 @@ class Recipe(RecipeBase):
     def check(cls, config):
         drafts = config.critic_game.drafts
         if drafts > config.solver.samples:
-            problem = f'the solver writes {config.solver.samples} (solver.samples)'
-            fail('critic_game.drafts', drafts, problem, 'give at most as many')
+            text = (
+                f'the solver writes {config.solver.samples} (solver.samples); give at most as many'
+            )
+            yield Problem('critic_game.drafts', text)
 
     def phases(self):
         return simultaneous(
