@@ -38,8 +38,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from benchmarks.command import cpu_environment, free_port, parser, read_lines
+from zeroplay_jax.extras.buckets.workdir import RemoteWorkdir
 from zeroplay_jax.learner.checkpoint import saved_steps, stored_tree
-from zeroplay_jax.runtime.remote_workdir import RemoteWorkdir, local_run
+from zeroplay_jax.runtime.workdir import local_run
 
 RECIPES = ('drzero', 'piplay', 'ssp', 'dspo', 'scope')
 FLAGS = (

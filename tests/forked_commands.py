@@ -122,10 +122,10 @@ def search_path(cwd, env):
 
 def serve(descriptor):
     """Forks a process for every call, until nobody can call any more; in such a process it runs the command."""
-    from zeroplay_jax.runtime.log import _import_metric_writers
+    from zeroplay_jax.retrieval.command import import_tensorflow
 
     warnings.filterwarnings('ignore', '.* found in sys.modules after import', RuntimeWarning)
-    _import_metric_writers()  # TensorFlow, without Keras
+    import_tensorflow()  # without Keras
     importlib.import_module('scann')
     load_libraries()
     # Absl's, which it adds when it is imported, and again where it is used.

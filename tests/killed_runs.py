@@ -2,6 +2,7 @@
 
 import pytest
 
+from zeroplay_jax.learner.checkpoint import Checkpointer
 from zeroplay_jax.training import loop
 
 
@@ -11,7 +12,7 @@ class Killed(Exception):
 
 def run_until(step, monkeypatch, config, workdir, source=None):
     """Runs until the checkpoint of this step is on the disk; None: until the first one."""
-    save = loop.Checkpointer.save
+    save = Checkpointer.save
 
     def save_and_kill(self, saved_step, *args):
         save(self, saved_step, *args)
@@ -20,6 +21,6 @@ def run_until(step, monkeypatch, config, workdir, source=None):
             raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop.Checkpointer, 'save', save_and_kill)
+        patch.setattr(Checkpointer, 'save', save_and_kill)
         with pytest.raises(Killed):
             loop.run(config, workdir, source)

@@ -1,40 +1,26 @@
-"""Runs and files in a bucket: what is refused in one line, what is copied, and a killed run on another machine."""
+"""Policies, indexes and files in a bucket: what is copied, and what is refused in one line."""
 
-import concurrent.futures
 import errno
-import functools
 import json
 import pathlib
-import shutil
-import socket
 import sys
 
 import pytest
 from bucket_emulator import needs_emulator, run_emulator
 from host_processes import free_port
 from memory_bucket import MemoryBucket
-from python_process import run_python
 from refused_calls import refused
 from run_records import write_record
 
-from zeroplay_jax import compare, report
+from zeroplay_jax import compare
 from zeroplay_jax.configs import quickstart
 from zeroplay_jax.configuration import fields, rules
-from zeroplay_jax.configuration.command_line import policy_of_iteration
-from zeroplay_jax.configuration.fields import frozen, read_stored_config
+from zeroplay_jax.configuration.fields import read_stored_config
 from zeroplay_jax.configuration.places import fetch_addresses
 from zeroplay_jax.retrieval import downloads, objects
 from zeroplay_jax.retrieval.types import RetrievalError
-from zeroplay_jax.runtime import remote_workdir
-from zeroplay_jax.runtime import workdir as run_workdir
-from zeroplay_jax.runtime.hosts import Hosts
-from zeroplay_jax.runtime.remote_workdir import RemoteFile, RemoteWorkdir
-from zeroplay_jax.runtime.workdir import WorkdirError
 from zeroplay_jax.settings.kinds import ConfigError
-from zeroplay_jax.training import branch, bucket_run, run_folder
-from zeroplay_jax.types import Preempted, UserError
 
-ROOT = pathlib.Path(__file__).parents[1]
 ADDRESS = 'gs://bucket/runs/a'
 
 
@@ -49,9 +35,6 @@ def bucket(monkeypatch):
     memory = MemoryBucket()
     monkeypatch.setattr(objects, 'open_bucket', lambda name: memory)
     return memory
-
-
-# ---- files and folders -------------------------------------------------------------------------------------
 
 
 def test_a_folder_is_copied_once_and_again_where_it_changed(bucket, cache):
@@ -84,20 +67,6 @@ def test_a_policy_of_a_run_brings_the_config_of_the_run(bucket):
         RetrievalError, match='name a policy in it, such as gs://bucket/runs/a/policy'
     ):
         downloads.fetch(ADDRESS)
-
-
-def test_the_policy_of_an_iteration_is_fetched_with_the_config_of_the_run(bucket, config):
-    bucket.write('runs/a/run.json', json.dumps({'config': config.to_dict()}).encode())
-    bucket.write('runs/a/iteration2/solver/config.json', b'{}')
-    address = policy_of_iteration(f'{ADDRESS}/@iteration2')
-    assert address == f'{ADDRESS}/iteration2/solver'
-    shutil.rmtree(downloads.cache_folder())
-    folder = pathlib.Path(downloads.fetch(address))
-    assert (folder / 'config.json').is_file() and (folder.parents[1] / 'run.json').is_file()
-    with pytest.raises(RetrievalError, match='iteration3/solver: no such file or folder'):
-        downloads.fetch(policy_of_iteration(f'{ADDRESS}@iteration3'))
-    with pytest.raises(UserError, match='gs://bucket/none: holds no run'):
-        policy_of_iteration('gs://bucket/none@iteration1')
 
 
 NOT_FETCHED = {
@@ -133,70 +102,6 @@ def test_without_the_library_one_line_says_how_to_install_it(monkeypatch):
         objects.open_bucket('bucket')
 
 
-# ---- runs --------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def config():
-    config = quickstart.get_config()
-    config.progress = False
-    return config
-
-
-def begin(config, action=None):
-    """Opens the run as training does, writes its config, and calls `action` with its place."""
-    with bucket_run.opened(Hosts(), ADDRESS, config) as place:
-        with run_folder.claimed(Hosts(), place.workdir, frozen(config)):
-            write_record(place.workdir, config)
-            return action(place) if action else place
-
-
-def test_a_run_that_does_not_begin_leaves_nothing(bucket, config, cache):
-    with pytest.raises(UserError), bucket_run.opened(Hosts(), ADDRESS, config) as place:
-        with run_folder.claimed(Hosts(), place.workdir, frozen(config)):
-            raise UserError('the mesh does not fit')
-    assert not bucket.contents and not cache.exists()
-
-
-def test_a_process_that_waits_for_one_that_does_not_begin_has_an_id_of_its_own(
-    bucket, config, monkeypatch
-):
-    contents_at_release = []
-    release = bucket_run.Lease.release
-
-    def release_and_look(lease):
-        contents_at_release.append(set(bucket.contents))
-        release(lease)
-
-    monkeypatch.setattr(bucket_run.Lease, 'release', release_and_look)
-    bucket.write('runs/a/id.json', b'{"id": "1"}')
-    bucket.write('runs/a/lease.json', b'{}')
-    take = bucket_run.Lease._wait_until_free
-
-    def wait_until_free(lease):
-        # The holder ends before it has begun the run.
-        bucket.delete('runs/a/id.json')
-        bucket.delete('runs/a/lease.json')
-        return take(lease)
-
-    monkeypatch.setattr(bucket_run.Lease, '_wait_until_free', wait_until_free)
-    begin(config)
-    assert RemoteWorkdir(bucket, 'runs/a').run_id() not in (None, '1')
-    bucket.contents.clear()
-    with pytest.raises(UserError), bucket_run.opened(Hosts(), ADDRESS, config):
-        raise UserError('the mesh does not fit')
-    assert contents_at_release[-1] == {'runs/a/lease.json'}
-
-
-def test_another_config_is_refused_by_its_address_before_the_run(bucket, config, cache):
-    begin(config, lambda place: place.upload_results())
-    shutil.rmtree(cache)
-    fields.check(ADDRESS, config)
-    config.seed = 7
-    with pytest.raises(WorkdirError, match=f'workdir {ADDRESS} belongs to another config: seed'):
-        fields.check(ADDRESS, config)
-
-
 def test_the_same_command_resumes_where_the_cache_lies_elsewhere(bucket, tmp_path, monkeypatch):
     bucket.write('index/manifest.json', b'{}')
 
@@ -219,97 +124,6 @@ def test_the_same_command_resumes_where_the_cache_lies_elsewhere(bucket, tmp_pat
     assert stored.retrieval.path == f'{tmp_path}/two/zeroplay_jax/gs/bucket/index'
 
 
-def test_a_resumed_run_reads_the_one_that_it_began_from_no_more(bucket, tmp_path, monkeypatch):
-    source = downloads.cache_folder() / 'gs' / 'bucket' / 'runs' / 'old'
-    origin = branch.origin_of(branch.Source(source, 2, source))
-    assert origin == {'workdir': 'gs://bucket/runs/old', 'step': 2}
-    write_record(tmp_path / 'new', {}, origin=origin)
-    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'another'))
-    begins = functools.partial(branch.find, Hosts(), tmp_path / 'new')
-    # The bucket does not have it.
-    assert begins('gs://bucket/runs/old/', is_resumed=True) is None
-    with pytest.raises(UserError, match='the run began with --from=gs://bucket/runs/old; give'):
-        begins('gs://bucket/runs/other', is_resumed=True)
-    with pytest.raises(UserError, match='gs://bucket/runs/old: holds no run'):
-        begins('gs://bucket/runs/old', is_resumed=False)
-
-
-def test_two_commands_do_not_copy_a_run_at_the_same_time(bucket, config):
-    begin(config, lambda place: place.upload_results())
-    bucket.write('runs/a/run.json', b'{}')
-    root = remote_workdir.local_run(ADDRESS).parents[1]
-    bucket.write('runs/a/run.json', b'{"x": 1}')
-    with concurrent.futures.ThreadPoolExecutor(1) as thread:
-        with downloads.locked(root):
-            copied = thread.submit(remote_workdir.local_run, ADDRESS)
-            with pytest.raises(concurrent.futures.TimeoutError):
-                copied.result(0.2)
-            assert (root / 'runs' / 'a' / 'run.json').read_bytes() == b'{}'
-        assert (copied.result() / 'run.json').read_bytes() == b'{"x": 1}'
-
-
-def test_a_folder_of_other_objects_is_refused(bucket, config):
-    bucket.write('runs/a/thesis.tex', b'x')
-    for start in (begin, lambda config: fields.check(ADDRESS, config)):
-        with pytest.raises(UserError, match="holds 'runs/a/thesis.tex' but no id.json"):
-            start(config)
-    bucket.contents.clear()
-    bucket.write('runs/a/id.json', b'{"id": "../x"}')
-    with pytest.raises(UserError, match='id.json: cannot be read'):
-        begin(config)
-
-
-def test_a_run_that_is_begun_anew_at_an_address_does_not_see_the_old_local_folder(bucket, config):
-    first = begin(config).workdir
-    assert begin(config).workdir == first
-    bucket.contents.clear()
-    assert begin(config).workdir != first and first.name == 'a'
-
-
-def test_sigterm_keeps_its_status_if_the_upload_fails(bucket, config, monkeypatch):
-    def fail(self):
-        raise UserError('gs://bucket/x: 503')
-
-    monkeypatch.setattr(bucket_run.Mirror, 'is_pending', fail)
-
-    def preempt(place):
-        raise Preempted('stopped by SIGTERM, everything is saved before step 2 of 9')
-
-    with pytest.raises(Preempted, match='before step 2 of 9. gs://bucket/x: 503'):
-        begin(config, preempt)
-    assert 'runs/a/lease.json' not in bucket.contents
-
-
-def test_reports_and_comparisons_read_a_bucket(bucket, config, tmp_path, capsys):
-    remote = RemoteWorkdir(bucket, 'runs/a')
-    line = b'{"step": 0, "phase": "evaluation", "em/mean": 0.5}\n'
-    manifest = {}
-    for step in (2, 4):
-        name = f'logs/{step}/metrics.jsonl'
-        bucket.write(remote.name(name), line * (step // 2))
-        manifest[step] = {'metrics.jsonl': RemoteFile(name, len(line) * step // 2, 'x')}
-        remote.write_manifest(step, manifest[step])
-    bucket.write(remote.name('run.json'), json.dumps({'config': config.to_dict()}).encode())
-    assert report.main([ADDRESS, '--out', str(tmp_path / 'a.html')]) == 0
-    local = remote_workdir.local_run(ADDRESS)
-    assert (local / 'metrics.jsonl').read_bytes() == 2 * line
-    # While it is read, the run goes back by a step, of which the newest was damaged.
-    download = bucket.download
-
-    def remove_and_download(name, path):
-        if name.endswith('logs/4/metrics.jsonl'):
-            remote.delete_manifest(4)
-            raise objects.Removed(name)
-        download(name, path)
-
-    bucket.download = remove_and_download
-    (local / 'metrics.jsonl').unlink()
-    assert (remote_workdir.local_run(ADDRESS) / 'metrics.jsonl').read_bytes() == line
-    assert report.main(['gs://bucket/none']) == 2
-    assert compare.main([f'{ADDRESS}/none.json', f'{ADDRESS}/run.json']) == 2
-    assert 'no such file or folder in the bucket' in capsys.readouterr().err
-
-
 def test_a_folder_in_a_bucket_is_no_result_and_is_not_downloaded(bucket, capsys):
     bucket.write('runs/a/run.json', b'{}')
     bucket.write('runs/a/policy/solver/config.json', b'{}')
@@ -322,9 +136,6 @@ def test_a_folder_in_a_bucket_is_no_result_and_is_not_downloaded(bucket, capsys)
     assert compare.main([folder, 'x.json']) == 2
     line = f'zeroplay_jax.compare: {folder}: is a folder; name a file\n'
     assert capsys.readouterr().err == line
-
-
-# ---- with the library of the service and an emulator -----------------------------------------------------
 
 
 @pytest.fixture
@@ -379,76 +190,3 @@ def test_the_library_does_what_the_interface_says(emulator, tmp_path, monkeypatc
     monkeypatch.setenv('STORAGE_EMULATOR_HOST', f'http://localhost:{free_port()}')
     with pytest.raises(objects.Unavailable, match='gs://bucket/a/x'):
         objects.open_bucket('bucket').read('a/x')
-
-
-@needs_emulator
-@pytest.mark.long
-@pytest.mark.parametrize('processes', [1, 2])
-def test_killed_runs_are_resumed_by_other_machines_bit_for_bit(emulator, tmp_path, processes):
-    """kill -9 and, with one process, SIGTERM, each followed by a start without the local folders."""
-    flags = f'--bucket gs://bucket/kills --recipes ssp --kills 1 --folder {tmp_path}/kills'
-    flags += f' --sigterms {2 - processes} --processes {processes}'
-    done = run_python('-m', 'benchmarks.kills', *flags.split(), timeout=None)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    result = json.loads(done.stdout.strip().splitlines()[-1])
-    assert result['problems'] == [] and result['arrays'] > 10 and result['kill'] == 1
-
-
-# ---- the local folder of a run: who has it, and what is said if it cannot be used --------------------------
-
-
-@pytest.fixture
-def spooled(bucket, config, tmp_path, monkeypatch):
-    """The config of a run in the bucket with a local folder of its own."""
-    monkeypatch.setattr(bucket_run, '_LOCK_SECONDS', 0.01)
-    config.bucket.spool = str(tmp_path / 'spool')
-    return config
-
-
-def begin_spooled(config):
-    return begin(config).workdir
-
-
-def test_a_folder_that_stays_in_use_is_one_line_with_run_folder_and_machine(
-    spooled, monkeypatch, capsys
-):
-    folder = begin_spooled(spooled).parent
-    spooled.distributed.heartbeat = 1
-    monkeypatch.setattr(bucket_run, '_STOP_SECONDS', -0.9)
-    place = f'local folder {folder} on {socket.gethostname()}'
-    with run_workdir.locked(folder):
-        with pytest.raises(WorkdirError, match=f'^{ADDRESS}: another process has the {place}; end'):
-            begin_spooled(spooled)
-    assert capsys.readouterr().err == f'waits up to 0 s for the process that has the {place}\n'
-
-
-def test_a_run_waits_for_a_process_of_an_earlier_start_that_ends(spooled, capsys):
-    folder = begin_spooled(spooled).parent
-    with concurrent.futures.ThreadPoolExecutor(1) as thread:
-        with run_workdir.locked(folder):
-            run = thread.submit(begin_spooled, spooled)
-            with pytest.raises(concurrent.futures.TimeoutError):
-                run.result(0.3)
-        assert run.result(20).parent == folder
-    assert capsys.readouterr().err.startswith('waits up to 110 s for the process that has the')
-
-
-def test_a_folder_that_cannot_be_created_is_one_line(spooled, tmp_path):
-    spooled.bucket.spool = str(tmp_path / 'file')
-    (tmp_path / 'file').write_text('')
-    with pytest.raises(UserError, match='cannot be written .* set config.bucket.spool to another'):
-        begin_spooled(spooled)
-
-
-def test_a_file_system_without_locks_is_named_and_nothing_is_left(spooled, tmp_path, monkeypatch):
-    def refuse(*arguments):
-        raise OSError(errno.ENOLCK, 'No locks available')
-
-    monkeypatch.setattr(run_workdir.fcntl, 'flock', refuse)
-    with pytest.raises(UserError, match='cannot be written .*No locks available.*bucket.spool'):
-        begin_spooled(spooled)
-    workdir = tmp_path / 'runs' / 'a'
-    line = f'^workdir {workdir} cannot be locked .No locks available.; choose one on another'
-    with pytest.raises(WorkdirError, match=line), run_workdir.claim(workdir, {}):
-        pass
-    assert not any(tmp_path.iterdir())

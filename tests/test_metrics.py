@@ -4,11 +4,10 @@ import json
 import math
 from unittest import mock
 
-import numpy as np
 import pytest
 from run_records import write_record
 
-from zeroplay_jax.runtime import log
+from zeroplay_jax.runtime import curves
 from zeroplay_jax.runtime.log import JsonLines, MetricsWriter
 from zeroplay_jax.types import UserError
 
@@ -48,17 +47,6 @@ def test_numbers_reach_the_lines_and_the_board(tmp_path):
     assert len((tmp_path / 'trajectories.jsonl').read_bytes().splitlines()) == 1
     (events,) = tmp_path.glob('events.out.tfevents*')
     assert b'solver/em/hop1' in events.read_bytes()
-
-
-def test_the_board_has_a_table_of_the_weights(tmp_path):
-    metrics = MetricsWriter(tmp_path, 0)
-    metrics.write_parameters({'policy': {'layer': {'kernel': np.zeros((3, 7), np.float32)}}})
-    metrics.close()
-    (events,) = tmp_path.glob('events.out.tfevents*')
-    content = events.read_bytes()
-    assert all(
-        text in content for text in (b'parameters/policy', b'layer/kernel', b'(3, 7)', b'21')
-    )
 
 
 @pytest.mark.fault('F9', 'EventAccumulator.Scalars() of a script')
@@ -121,7 +109,7 @@ def test_the_board_has_every_step_once_after_a_kill(tmp_path):
 def test_a_service_that_fails_costs_its_curves_and_not_the_run(capsys, method, problem):
     service = mock.Mock()
     getattr(service, method).side_effect = ConnectionError('no route\nto the host')
-    writer = log.GuardedWriter('wandb', service)
+    writer = curves.GuardedWriter('wandb', service)
     for step in range(3):
         writer.write(step, {'x': 1.0})
     writer.close()
@@ -135,7 +123,7 @@ def test_a_service_that_cannot_be_opened_is_one_line(tmp_path, monkeypatch):
     def refuse(*_):
         raise RuntimeError('no key\nmore')
 
-    monkeypatch.setitem(log._WRITERS, 'wandb', refuse)
+    monkeypatch.setitem(curves._WRITERS, 'wandb', refuse)
     with pytest.raises(UserError, match=r'config.log.writers: wandb cannot be opened \(no key\)'):
         MetricsWriter(tmp_path, 0, ('wandb',))
 

@@ -35,7 +35,7 @@ from zeroplay_jax.retrieval import downloads, json_text, objects
 from zeroplay_jax.retrieval.command import Parser, exit_status
 from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.runtime import signals
-from zeroplay_jax.runtime.remote_workdir import local_run
+from zeroplay_jax.runtime.workdir import local_run
 from zeroplay_jax.types import Json, UserError
 
 _ADVICE = 'name a file of zeroplay_jax.evaluate --out'

@@ -35,7 +35,7 @@ from zeroplay_jax.retrieval.command import Parser, exit_status, show_messages
 from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.runtime import signals
 from zeroplay_jax.runtime.disk import write_text
-from zeroplay_jax.runtime.remote_workdir import local_run
+from zeroplay_jax.runtime.workdir import local_run
 from zeroplay_jax.selfplay.recipe import recipe_class
 from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT
 from zeroplay_jax.types import UserError
@@ -129,36 +129,33 @@ def export(workdir: pathlib.Path, out: pathlib.Path, best: bool = False) -> list
     model = hf.read_config(start)
     # The Hub or this clone may have another checkpoint of the same name since.
     run_folder.check_start(workdir, start)
-    folders: list[pathlib.Path] = []
-
-    def write_folders(source: branch.Source) -> None:
-        names = branch.policy_names(source)
-        folders[:] = [out / name for name in names]
-        if config.policy.adapters.merge:
-            folders.extend(map(policies.merged_folder, folders[:]))
+    source = branch.newest_checkpoint(workdir / 'best' if best else workdir)
+    names = branch.policy_names(source)
+    folders = [out / name for name in names]
+    if config.policy.adapters.merge:
+        folders.extend(map(policies.merged_folder, folders[:]))
+    for folder in folders:
         with _output_errors(out):
-            for folder in folders:
-                if folder.exists():
-                    raise UserError(f'{folder}: exists already; choose another --out or remove it')
-        exporter = run_record.export_texts(run_record.identity_of_checkpoint(source.folder))
-        texts = _texts(config, workdir, start, exporter, source.step)
-        base = _load_base(config, start) if config.policy.adapters.merge else None
-        try:
-            for name in names:
-                params = branch.read_params(source, name)
-                texts_of_name = texts.get(name, policies.Texts(exporter, exporter))
-                with _output_errors(out):
-                    policies.write_policy(
-                        config, start, model, base, params, texts_of_name, out / name
-                    )
-        except BaseException:
-            # The run may have removed the checkpoint: all folders are written again, from its next one.
-            for folder in folders:
-                shutil.rmtree(folder, ignore_errors=True)
-            raise
-
-    checkpoint_folder = workdir / 'best' if best else workdir
-    source = branch.read_newest(lambda: branch.newest_checkpoint(checkpoint_folder), write_folders)
+            if folder.exists():
+                raise UserError(f'{folder}: exists already; choose another --out or remove it')
+    exporter = run_record.export_texts(run_record.identity_of_checkpoint(source.folder))
+    texts = _texts(config, workdir, start, exporter, source.step)
+    base = _load_base(config, start) if config.policy.adapters.merge else None
+    try:
+        for name in names:
+            params = branch.read_params(source, name)
+            texts_of_name = texts.get(name, policies.Texts(exporter, exporter))
+            with _output_errors(out):
+                policies.write_policy(config, start, model, base, params, texts_of_name, out / name)
+    except BaseException as error:
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
+        # Orbax and its libraries raise exceptions of many types.
+        if not source.folder.is_dir() and isinstance(error, Exception):
+            raise UserError(
+                f'{workdir}: the run removed checkpoint {source.step} meanwhile; run the command again'
+            ) from None
+        raise
     source.print_use()
     return folders
 

@@ -5,7 +5,7 @@ import sys
 from zeroplay_jax.evaluation import report_builder, report_server
 from zeroplay_jax.retrieval.command import Parser, exit_status, number_type
 from zeroplay_jax.runtime import signals
-from zeroplay_jax.runtime.remote_workdir import local_run
+from zeroplay_jax.runtime.workdir import local_run
 
 EXAMPLES = """examples:
   python -m zeroplay_jax.report runs/quickstart

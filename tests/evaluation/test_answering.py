@@ -27,7 +27,8 @@ from zeroplay_jax.selfplay.context import Role, RolloutContext
 from zeroplay_jax.selfplay.recipe import Recipe
 from zeroplay_jax.selfplay.rows import from_bytes, to_bytes
 from zeroplay_jax.tools.search import SearchTool
-from zeroplay_jax.training import ending
+from zeroplay_jax.training import steps
+from zeroplay_jax.training.state import RunState
 from zeroplay_jax.types import Question, UserError
 
 QUESTIONS = [Question('Who taught Ann?', ('Bob',)), Question('Where is Ulm?', ('Hesse',))]
@@ -165,7 +166,7 @@ def test_an_own_answer_needs_no_constructor_and_a_dropped_one_counts_as_none(pla
     assert correct[1].tolist() == [False, True]
     assert [row.drop for row in rows] == ['prompt_too_long', None]
     assert from_bytes(to_bytes(rows))[0].trajectory.finish == 'prompt_too_long'
-    metrics = ending.record_scores({}, '5', rows, 'em')
+    metrics = steps.record_scores(RunState({}), '5', rows, 'em')
     assert metrics['solver/row_drop/prompt_too_long'] == 0.5
 
 

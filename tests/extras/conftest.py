@@ -1,3 +1,21 @@
-"""Fixtures of reports."""
+"""Fixtures of reports, and a bucket in memory with checkpoints to upload."""
 
+import pytest
+from memory_bucket import MemoryBucket
 from report_fixtures import browser, open_run, run  # noqa: F401
+from saved_runs import save_checkpoints
+
+
+@pytest.fixture
+def remote(monkeypatch):
+    """A workdir in a bucket, where attempts follow each other at once."""
+    from zeroplay_jax.extras.buckets.workdir import RemoteWorkdir
+
+    monkeypatch.setattr('zeroplay_jax.extras.buckets.mirror._FIRST_PAUSE', 0.01)
+    return RemoteWorkdir(MemoryBucket(), 'runs/a')
+
+
+@pytest.fixture(scope='module')
+def steps(tmp_path_factory):
+    """A local folder with the checkpoints 2, 4 and 6, which tests link into their own."""
+    return save_checkpoints(tmp_path_factory.mktemp('steps'))

@@ -14,7 +14,6 @@ from zeroplay_jax.configs import drzero, dspo, piplay, scope, ssp
 from zeroplay_jax.configuration.rules import check
 from zeroplay_jax.export import export
 from zeroplay_jax.policy import adapter_config, adapters, hf
-from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.selfplay.recipe import trained_roles, weights_of_roles
 from zeroplay_jax.training import branch, loop
 
@@ -151,6 +150,6 @@ def test_a_killed_run_is_resumed_exported_and_continued(tmp_path, monkeypatch, b
     stored = load_file(whole / 'policy' / 'solver' / 'adapter_model.safetensors')[want]
     np.testing.assert_array_equal(np.asarray(learner.params['layer_0']['q']['lora_b']).T, stored)
     assert not np.asarray(engine.learners['proposer'].params['layer_0']['q']['lora_b']).any()
-    branch.load(Hosts(), branch.newest_checkpoint(whole), engine)
+    branch.load(branch.newest_checkpoint(whole), engine)
     np.testing.assert_array_equal(np.asarray(learner.params['layer_0']['q']['lora_b']).T, stored)
     assert any(np.asarray(x).any() for x in jax.tree.leaves(learner.state['opt']))

@@ -1,7 +1,7 @@
 """Another run's checkpoint: which one is taken while that run goes on, and which adapters are refused."""
 
-import shutil
 import types
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -12,16 +12,18 @@ from run_records import write_record
 
 from zeroplay_jax.configs import drzero
 from zeroplay_jax.configuration import fields
+from zeroplay_jax.configuration.fields import frozen
 from zeroplay_jax.learner.checkpoint import Checkpointer, saved_steps
 from zeroplay_jax.policy import adapters
-from zeroplay_jax.runtime import remote_workdir
+from zeroplay_jax.runtime import record
 from zeroplay_jax.runtime.hosts import Hosts
-from zeroplay_jax.runtime.remote_workdir import StepRemoved
 from zeroplay_jax.selfplay import recipe as recipes
 from zeroplay_jax.selfplay.recipe import recipe_class
+from zeroplay_jax.selfplay.schedule import Phase, Step
 from zeroplay_jax.settings.kinds import InputPath, Section
 from zeroplay_jax.training import branch, run_folder
-from zeroplay_jax.training.loop import Saver
+from zeroplay_jax.training.run_folder import Place
+from zeroplay_jax.training.state import RunState, Saver
 from zeroplay_jax.types import UserError
 
 FACTORS = {'layer_0': {'q': {adapters.A: jnp.ones((4, 2)), adapters.B: jnp.ones((2, 4))}}}
@@ -70,26 +72,31 @@ def test_a_half_removed_step_is_not_taken(tmp_path):
     assert branch.newest_checkpoint(tmp_path).step == 2
 
 
-def test_a_run_that_removes_the_checkpoint_meanwhile_gives_its_next_one(
-    tmp_path, engine, monkeypatch
-):
-    save(tmp_path, 2)
-    origin = branch.find(Hosts(), tmp_path / 'new', str(tmp_path), is_resumed=False)
-    assert origin.step == 2
-    # The other run goes on while this one is built, and again while it reads.
-    save(tmp_path, 4, keep=1)
-    read = branch._read
+def find(workdir, source):
+    return branch.found(Hosts(), Place(workdir), str(source), is_resumed=False)
 
-    def read_late(source, *args):
-        if source.step == 4:
-            save(tmp_path, 6, keep=1)
-        return read(source, *args)
 
-    monkeypatch.setattr(branch, '_read', read_late)
-    loaded = branch.load(Hosts(), origin, engine)
-    assert loaded.step == 6 and engine.published == ['solver']
+def test_a_checkpoint_is_read_though_its_run_removes_it_meanwhile(tmp_path, engine):
+    old, new = tmp_path / 'old', tmp_path / 'new'
+    save(old, 2)
+    with find(new, old) as source:
+        # The other run goes on while this one is built.
+        save(old, 4, keep=1)
+        assert saved_steps(old / 'checkpoints') == [4]
+        branch.load(source, engine)
+    assert source[:2] == (old, 2) and engine.published == ['solver']
     for array in jax.tree.leaves(engine.learners['solver'].state['params']):
-        np.testing.assert_array_equal(array, 6)
+        np.testing.assert_array_equal(array, 2)
+    # The other run is as it was, and nothing is left of the links.
+    assert branch.newest_checkpoint(old).step == 4 and not list(new.iterdir())
+
+
+def test_a_file_system_without_links_gets_copies(tmp_path, engine, monkeypatch):
+    monkeypatch.setattr(branch.os, 'link', Mock(side_effect=OSError(18, 'cross-device link')))
+    save(tmp_path / 'old', 2)
+    with find(tmp_path / 'new', tmp_path / 'old') as source:
+        branch.load(source, engine)
+    assert source.step == 2
 
 
 class SecondHost:
@@ -101,94 +108,31 @@ class SecondHost:
     def __init__(self, *replies):
         self.replies = list(replies)
 
-    def gather(self, value):
-        return [self.replies.pop(0), value]
-
     def run_on_all_and_gather(self, call):
-        return self.gather(call())
+        return [self.replies.pop(0), call()]
 
     def run_on_first(self, call, *arguments):
         return self.replies.pop(0)
 
 
-@pytest.fixture
-def find_copy(tmp_path, monkeypatch):
-    """Finds a run in a bucket in the second of two processes; `steps` gives what each copying does to its folder."""
-    copied = []
-
-    def find(steps, *replies):
-        def local_source(address, step):
-            copied.append((address, step))
-            steps.pop(0)()
-            return str(tmp_path / 'copy')
-
-        monkeypatch.setattr(remote_workdir, 'local_source', local_source)
-        hosts = SecondHost('gs://bucket/old', *replies)
-        return branch.find(hosts, tmp_path / 'new', 'gs://bucket/old', is_resumed=False)
-
-    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
-    return types.SimpleNamespace(find=find, copied=copied, folder=tmp_path / 'copy')
+def test_each_host_reads_its_own_links_and_another_content_is_refused(tmp_path):
+    """Their folders are not shared: the new run lies in a bucket."""
+    old, new = tmp_path / 'old', Place(tmp_path / 'new', is_shared=False)
+    save(old, 8)
+    seal = (old / 'checkpoints' / '8' / 'checksums.sha256').read_text()
+    first = [record.digest(seal), str(old), 8, '/links/8', '']
+    with branch.found(SecondHost(str(old), first), new, str(old), is_resumed=False) as source:
+        assert source.folder == tmp_path / 'new' / '.from_1' / '8'
+    with pytest.raises(UserError, match='the processes have different checkpoints'):
+        with branch.found(SecondHost(str(old), ['0', *first[1:]]), new, str(old), False):
+            pass
 
 
-def identity_of(workdir):
-    """What the first process says of a checkpoint that is equal to the one in a folder."""
-    return branch._content(branch.newest_checkpoint(workdir))
-
-
-def raise_removed():
-    raise StepRemoved('step 6 was removed')
-
-
-def test_hosts_take_the_step_that_the_first_one_chooses_each_from_its_copy(find_copy):
-    copy = find_copy.folder
-    save(copy, 8)
-    same = ['/copy', identity_of(copy)]
-    # The run removes step 6 after the first process has copied it.
-    steps = [raise_removed, lambda: None]
-    source = find_copy.find(steps, 6, ['/copy', [6, 'a']], 8, same)
-    assert source == branch.Source(copy, 8, copy / 'checkpoints' / '8', is_copy=True)
-    assert find_copy.copied == [('gs://bucket/old', 6), ('gs://bucket/old', 8)]
-    with pytest.raises(UserError, match='--from=gs://bucket/old: removes steps faster than all'):
-        find_copy.find([raise_removed] * 5, *[6, same] * 5)
-
-
-def test_another_step_of_the_same_number_is_refused(find_copy):
-    save(find_copy.folder, 8)
-    with pytest.raises(UserError, match='process 1 has another copy of checkpoint 8'):
-        find_copy.find([lambda: None], 8, ['/copy', [8, '0' * 64]])
-
-
-def test_a_copy_that_another_command_has_replaced_is_refused_before_it_is_read(tmp_path):
-    save(tmp_path, 8)
-    first = identity_of(tmp_path)
-    save(tmp_path, 10, keep=1)
-    with pytest.raises(UserError, match='process 1 has another copy of checkpoint 10'):
-        branch.newest_on_all(SecondHost(first), tmp_path, is_copy=True)
-
-
-def test_a_checkpoint_without_a_policy_or_removed_meanwhile_is_one_line(tmp_path):
+def test_a_checkpoint_without_a_policy_is_one_line(tmp_path):
     save(tmp_path, 8)
     source = branch.newest_checkpoint(tmp_path)
-    branch.check_policies(source, ['solver'])
     with pytest.raises(UserError, match='has the policies solver and not proposer'):
-        branch.check_policies(source, ['proposer'])
-    shutil.rmtree(source.folder)
-    with pytest.raises(UserError, match='checkpoint 8 was removed meanwhile; run the command'):
-        branch.check_policies(source, ['solver'])
-
-
-def test_what_cannot_be_read_is_an_error_if_there_is_no_other_checkpoint(
-    tmp_path, engine, monkeypatch
-):
-    save(tmp_path, 2)
-    origin = branch.newest_checkpoint(tmp_path)
-
-    def fail(*_):
-        raise FileNotFoundError
-
-    monkeypatch.setattr(branch, '_read', fail)
-    with pytest.raises(FileNotFoundError):
-        branch.load(Hosts(), origin, engine)
+        branch.check(source, frozen(drzero.get_config('mini')), {})
 
 
 BASE = {'policy.path': {'model.safetensors': {'bytes': 1, 'sha256': 'a'}}}
@@ -201,7 +145,7 @@ def make_config():
 
 
 @pytest.fixture
-def check_against(tmp_path):
+def check_against(tmp_path, monkeypatch):
     """Returns a function that checks configs and files against a run of this config."""
     (tmp_path / 'checkpoints').mkdir()
     (tmp_path / 'best').mkdir()
@@ -209,7 +153,8 @@ def check_against(tmp_path):
     def begin(config, folder=tmp_path):
         write_record(tmp_path, config, inputs=BASE)
         source = branch.Source(folder, 1, tmp_path)
-        return lambda config, files=BASE: branch.check_adapters(source, config, files)
+        monkeypatch.setattr(branch, 'policy_names', lambda _: ['proposer', 'solver'])
+        return lambda config, files=BASE: branch.check(source, config, files)
 
     return begin
 
@@ -247,21 +192,22 @@ def test_after_a_step_back_the_best_evaluation_is_saved_again(tmp_path):
         recipe=recipes.Recipe({}, None),
         take_snapshots=lambda moment: None,
     )
-    first = {'cursor': 0, 'seconds': 0.0}
+    config = drzero.get_config('mini')
+    config.checkpoint.update(best='em/mean', every=100)
 
-    def evaluated(state, number, value):
-        checkpoints = types.SimpleNamespace(is_shared=True)
-        saver = Saver(Hosts(), tmp_path, 'em/mean', engine, checkpoints, state)
-        saver.save_if_best(number, {'em/mean': value})
-        saver.close()
-        return saved_steps(tmp_path / 'best'), state.get('best')
+    def evaluated(number, value, cursor=0, best=None):
+        saver = Saver(Hosts(), Place(tmp_path), frozen(config), engine)
+        saver.begin(RunState({}, cursor, best=best))
+        with saver.saved_on_error():
+            saver.after(Step(Phase('evaluation', 1), 0, number - 1), {'em/mean': value}, False)
+        saver.checkpoints.close()
+        return saved_steps(tmp_path / 'best'), saver.state.best
 
     best = {'metric': 'em/mean', 'value': 0.5, 'checkpoint': 2}
-    assert evaluated(first, 2, 0.5) == ([2], best)
-    assert evaluated({'cursor': 2, 'seconds': 0.0, 'best': best}, 6, 0.7)[0] == [6]
+    assert evaluated(2, 0.5) == ([2], best)
+    assert evaluated(6, 0.7, 2, best)[0] == [6]
     # The checkpoints of the run end at 4, so step 6 is another one now, and that of 2 is gone.
-    resumed = {'cursor': 4, 'seconds': 0.0, 'best': best}
-    assert evaluated(resumed, 6, 0.4) == ([6], best | {'value': 0.4, 'checkpoint': 6})
+    assert evaluated(6, 0.4, 4, best) == ([6], best | {'value': 0.4, 'checkpoint': 6})
 
 
 def test_a_text_that_happens_to_name_a_file_is_no_input(tmp_path, monkeypatch):

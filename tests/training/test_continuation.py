@@ -29,7 +29,10 @@ def save(workdir, *steps):
 
 def copy(source, workdir):
     workdir.mkdir()
-    return branch.copy(Hosts(), workdir, branch.newest_checkpoint(source), STEPS, {'seed': 0}, True)
+    place = run_folder.Place(workdir)
+    with branch.found(Hosts(), place, str(source), is_resumed=False) as found:
+        branch.copy(Hosts(), place, found, STEPS, {'seed': 0})
+    return found
 
 
 def test_a_kill_while_a_log_is_rewritten_leaves_no_further_log(tmp_path, monkeypatch):
@@ -53,9 +56,9 @@ def test_a_checkpoint_that_loses_its_checksums_meanwhile_is_not_copied(tmp_path,
     save(tmp_path / 'old', 2, 4)
     copytree = branch.shutil.copytree
 
-    def copy_late(*args):
+    def copy_late(*args, **options):
         (tmp_path / 'old' / 'checkpoints' / '4' / 'checksums.sha256').unlink(missing_ok=True)
-        return copytree(*args)
+        return copytree(*args, **options)
 
     monkeypatch.setattr(branch.shutil, 'copytree', copy_late)
     assert copy(tmp_path / 'old', tmp_path / 'new').step == 2

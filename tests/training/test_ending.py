@@ -5,6 +5,7 @@ import json
 import pytest
 
 from zeroplay_jax.training import ending
+from zeroplay_jax.training.summary import summary_json
 
 
 def test_lists_of_numbers_in_the_summary_take_one_line():
@@ -14,7 +15,7 @@ def test_lists_of_numbers_in_the_summary_take_one_line():
         'names': ['one, 2', '[3, 4]'],
         'empty': [],
     }
-    text = ending.summary_json(summary)
+    text = summary_json(summary)
     assert json.loads(text) == summary and text.endswith('}\n')
     assert '"difference": [ 0.69, -1e-05, 3 ]' in text and '"1": [ 1, 0, 1 ]' in text
 

@@ -14,6 +14,7 @@ from zeroplay_jax.runtime import record
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.runtime.log import MetricsWriter
 from zeroplay_jax.training import branch, policy_settings, run_folder
+from zeroplay_jax.training.run_folder import Place
 from zeroplay_jax.types import UserError
 
 ROLLOUT = {'phase': 'solver', 'role': 'solver', 'segments': []}
@@ -50,7 +51,7 @@ def begin(workdir, config, inputs=INPUTS):
 
 
 def check(workdir):
-    run_folder.check_checkpoints(workdir)
+    run_folder.has_checkpoint(workdir)
 
 
 def exchange(one, other, name):
@@ -115,7 +116,8 @@ def test_a_checkpoint_beside_another_config_is_not_read(two_runs, user_meets):
     with user_meets('4: is of another run'):
         branch.newest_checkpoint(run)
     with pytest.raises(UserError, match='is of another run'):
-        branch.find(Hosts(), run.parent / 'new', str(run), is_resumed=False)
+        with branch.found(Hosts(), Place(run.parent / 'new'), str(run), is_resumed=False):
+            pass
 
 
 @any_other
@@ -212,7 +214,8 @@ def test_an_older_checkpoint_is_taken_with_a_warning(two_runs, capsys, user_read
     run, _ = two_runs
     path = run / 'checkpoints' / '4' / 'loop' / 'metadata'
     path.write_bytes(path.read_bytes()[:-1])
-    for source in (branch.newest_checkpoint(run), branch.newest_on_all(Hosts(), run)):
+    for links in (None, run.parent / 'links'):
+        source = branch.newest_checkpoint(run, links)
         assert source.step == 2
         source.print_use('begins with')
         warning, line = capsys.readouterr().err.splitlines()

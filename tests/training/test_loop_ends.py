@@ -10,8 +10,11 @@ from zeroplay_jax.configs import quickstart
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.runtime.log import MetricsWriter
 from zeroplay_jax.selfplay.schedule import Phase, Step, all_steps, with_evaluations
-from zeroplay_jax.training import loop, run_folder
+from zeroplay_jax.training import hooks, loop, run_folder
+from zeroplay_jax.training import state as states
 from zeroplay_jax.training.run_folder import Place
+from zeroplay_jax.training.state import RunState
+from zeroplay_jax.training.steps import Played
 from zeroplay_jax.types import Preempted, TrainingStopped, UserError
 
 STEPS = [Step(Phase('solver', 4, ('solver',)), index, index) for index in range(4)]
@@ -28,7 +31,7 @@ def train(tmp_path, monkeypatch):
         close(self)
 
     monkeypatch.setattr(MetricsWriter, 'close', close_and_count)
-    monkeypatch.setattr(loop.ending, 'trajectory_records', lambda *_: [])
+    monkeypatch.setattr(hooks, 'trajectory_records', lambda *_: [])
     config = quickstart.get_config()
     config.progress = False
     config.checkpoint.update(every=2, iterations=True)
@@ -36,20 +39,30 @@ def train(tmp_path, monkeypatch):
     config.log.writers = ()
     checkpoints = mock.Mock()
     checkpoints.saved_on_error = contextlib.nullcontext
-    state = {'identity': {}, 'cursor': 0, 'seconds': 0.0, 'alarms': {}, 'stopped': None}
+    monkeypatch.setattr(states, 'Checkpointer', lambda *_, **__: checkpoints)
+    upload = mock.Mock()
+    state = RunState({})
 
     def run(*outcomes, steps=STEPS):
         engine = mock.Mock(config=config, task_log=[], learners={})
         engine.learning.notices = []
         engine.recipe.state.return_value = None
         engine.learning.stuck_policies.return_value = []
-        monkeypatch.setattr(loop, '_run_step', mock.Mock(side_effect=outcomes))
+        ends = [
+            end if isinstance(end, Exception) else Played(step, *end)
+            for step, end in zip(steps, outcomes)
+        ]
+        monkeypatch.setattr(loop, 'play', mock.Mock(side_effect=ends))
         context = types.SimpleNamespace(rollouts=types.SimpleNamespace(hosts=Hosts()))
         cache = mock.Mock()
         cache.take_metrics.return_value = {}
-        place = Place(Hosts(), tmp_path)
-        loop._train(config, place, context, engine, checkpoints, cache, steps, state)
+        engine.host_state.return_value = {}
+        place = Place(tmp_path, after_step=upload)
+        saver = states.Saver(Hosts(), place, config, engine)
+        saver.begin(state)
+        loop._train(place, context, engine, saver, cache, steps, state)
 
+    run.upload = upload
     return run, checkpoints, closed
 
 
@@ -78,17 +91,13 @@ def test_the_log_is_closed_when_the_run_is_asked_to_end(train):
 
 
 @pytest.mark.parametrize('number', [0, 1, 3])
-def test_an_iteration_that_cannot_be_uploaded_is_saved(train, monkeypatch, number):
+def test_a_step_is_saved_before_a_run_ends_because_nothing_can_be_uploaded(train, number):
     run, checkpoints, _ = train
-    phases = [Phase('solver', 4, ('solver',), iteration) for iteration in (0, 1)]
-    steps = [Step(phases[index > number], index, index) for index in range(4)]
-    upload = mock.Mock(side_effect=UserError('503; everything is saved'))
-    monkeypatch.setattr(Place, 'upload_results', upload)
+    run.upload.side_effect = [None] * number + [UserError('503; everything is saved')]
     with pytest.raises(UserError, match='503'):
-        run(*[({}, [])] * 4, steps=steps)
+        run(*[({}, [])] * 4)
     # Step 0 is not due.
     assert saved(checkpoints)[-1] == number + 1 and checkpoints.wait.called
-    assert [call.args for call in upload.call_args_list] == [('iteration1',)]
 
 
 def test_policies_of_iterations_that_are_run_again_are_removed(tmp_path):
@@ -99,7 +108,7 @@ def test_policies_of_iterations_that_are_run_again_are_removed(tmp_path):
     for cursor in (3, 4, 5, 9):
         for name in names:
             (tmp_path / name / 'solver').mkdir(parents=True, exist_ok=True)
-        run_folder.remove_exports(tmp_path, run_folder.exports(steps[cursor:]))
+        run_folder.remove_exports(tmp_path, steps[cursor:])
         kept.append(sorted(path.name for path in tmp_path.iterdir()))
     # An iteration ends with the evaluation after it.
     assert steps[3].phase.name == 'evaluation'
@@ -111,8 +120,8 @@ def test_a_log_that_cannot_be_opened_ends_all_processes(monkeypatch, tmp_path):
     hosts = Hosts()
     calls = []
     monkeypatch.setattr(hosts, 'run_on_all', calls.append)
-    monkeypatch.setattr(loop, 'MetricsWriter', mock.Mock(side_effect=UserError('no key')))
-    state = {'cursor': 0, loop.run_record.STATE_FIELD: {}}
-    assert loop._open_log(hosts, config, tmp_path, None, state) is None
+    monkeypatch.setattr(hooks, 'MetricsWriter', mock.Mock(side_effect=UserError('no key')))
+    engine = mock.Mock(config=config)
+    assert hooks._open_writer(hosts, engine, tmp_path, RunState({})) is None
     with pytest.raises(UserError, match='no key'):
         calls[0]()

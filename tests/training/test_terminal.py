@@ -10,12 +10,12 @@ from refused_calls import check_table
 
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.selfplay.schedule import Phase, Step
-from zeroplay_jax.training import loop
+from zeroplay_jax.training import hooks
 
 
 def test_the_lines():
     step = Step(Phase('evaluation', 1, iteration=1), 0, 30)
-    names = vars(loop) | {'EVALUATION': step}
+    names = vars(hooks) | {'EVALUATION': step}
     check_table(pathlib.Path(__file__).parent / 'terminal.txt', names)
 
 

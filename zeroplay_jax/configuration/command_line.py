@@ -140,7 +140,7 @@ def policy_of_iteration(path: str) -> str:
     if not match:
         return path
     # Only such a path loads this code.
-    from zeroplay_jax.runtime.remote_workdir import local_run
+    from zeroplay_jax.runtime.workdir import local_run
 
     workdir = local_run(match[1])
     config = fields.read_stored_config(workdir)

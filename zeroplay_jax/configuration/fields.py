@@ -18,6 +18,7 @@ import pydantic
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
+from zeroplay_jax.extras import load_extra
 from zeroplay_jax.objectives.registry import did_you_mean
 from zeroplay_jax.retrieval import objects
 from zeroplay_jax.rollout.prompts import select
@@ -583,9 +584,6 @@ def check(workdir: str | pathlib.Path, config: ConfigDict | Config) -> None:
     """
     arguments = (frozen(config).to_dict(), changeable_fields(config))
     if objects.is_address(workdir):
-        # Only a run in a bucket loads this code.
-        from zeroplay_jax.runtime import remote_workdir
-
-        remote_workdir.check(str(workdir), config.bucket.spool, *arguments)
+        load_extra('buckets', 'workdir').check(str(workdir), config.bucket.spool, *arguments)
     else:
         run_workdir.check(pathlib.Path(workdir), *arguments)

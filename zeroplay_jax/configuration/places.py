@@ -402,7 +402,7 @@ def keep_prompts(config: ConfigDict, workdir: str | pathlib.Path, keeps_sets: bo
     if keeps_sets and given in PROMPT_SETS:
         return
     # Only a run with such prompts loads this code.
-    from zeroplay_jax.runtime.remote_workdir import local_run
+    from zeroplay_jax.runtime.workdir import local_run
 
     try:
         recorded = run_record.read(local_run(workdir))

@@ -280,7 +280,7 @@ def keep(config: ConfigDict, workdir: str | pathlib.Path, flags: Collection[str]
     if not workdir:
         return Kept(given)
     # Only a run with a plan loads this code.
-    from zeroplay_jax.runtime.remote_workdir import local_run
+    from zeroplay_jax.runtime.workdir import local_run
 
     try:
         folder = local_run(workdir)

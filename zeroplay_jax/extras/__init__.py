@@ -27,6 +27,7 @@ class Extra(NamedTuple):
 
 EXTRAS = {
     'atif': Extra('Rollouts as ATIF documents, the format of other agents, out and in.'),
+    'buckets': Extra('Runs whose workdir is in a bucket.', 'google-cloud-storage'),
     'evolution': Extra('What self-play asks over training.', 'scikit-learn', is_command=True),
     'figures': Extra('Figures of the papers, drawn from runs.', is_command=True),
     'grading': Extra('Open tasks graded in a folder that resumes, by two judges.'),

@@ -24,7 +24,7 @@ from zeroplay_jax.evaluation import report_builder, statistics
 from zeroplay_jax.extras.drawing import STEPS, TEXT_COLOUR, new_axes, save
 from zeroplay_jax.retrieval.command import Parser, exit_status
 from zeroplay_jax.runtime import signals
-from zeroplay_jax.runtime.remote_workdir import local_run
+from zeroplay_jax.runtime.workdir import local_run
 from zeroplay_jax.types import Json, UserError
 
 # x and y.

@@ -29,14 +29,8 @@ from zeroplay_jax.runtime.disk import file_digests
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.types import Json, UserError
 
-# ---- checksums -------------------------------------------------------------------------------------
-#
-# Checksums of a checkpoint: SHA-256 of all its files, written before it gets its name and compared before it is read.
-#
-# `checksums.sha256` in the folder of a step has the format of the program of that name, so that
-# `sha256sum --check checksums.sha256` in that folder compares them by hand.
-
-
+# SHA-256 of all files of a step, written before it gets its name and compared before it is read, in the format of the
+# program of that name: `sha256sum --check checksums.sha256` in the folder of a step compares them by hand.
 FILE_NAME = 'checksums.sha256'
 # One line of the file; any flipped bit breaks it, or names another hash or file.
 _LINE = re.compile(r'([0-9a-f]{64})  (.+)')
@@ -141,9 +135,6 @@ def _names(folder: pathlib.Path) -> list[str]:
         if path.is_file() and path != folder / FILE_NAME:
             names.append(path.relative_to(folder).as_posix())
     return sorted(names)
-
-
-# ---- checkpoint ------------------------------------------------------------------------------------
 
 
 # Folders in the workdir: the steps of the run, and those that were damaged.

@@ -89,29 +89,11 @@ def read(workdir: pathlib.Path) -> Record | None:
             f'{path}: cannot be read ({error}); bring it back from a copy, or choose another workdir'
         ) from None
     names = {field.name for field in dataclasses.fields(Record)}
-    if 'config' not in stored or stored.keys() - names:
+    if not isinstance(stored.get('config'), dict) or stored.keys() - names:
         raise WorkdirError(
             f'{path}: was written by another version; read it with that version, or choose another workdir'
         )
-    record = Record(**stored)
-    parts = [(record.config, 1), (record.weights, 1), (record.inputs, 3), (record.tools or {}, 3)]
-    origin = record.origin or {'workdir': '', 'step': 0}
-    is_sound = all(_has_levels(part, levels) for part, levels in parts)
-    is_sound &= isinstance(origin, dict) and origin.keys() >= {'workdir', 'step'}
-    is_sound &= isinstance(record.run, str) and isinstance(record.machine, str)
-    is_sound &= isinstance(record.reported, int | None)
-    if not is_sound:
-        raise WorkdirError(
-            f'{path}: cannot be read (a field has another type); bring it back from a copy, or choose another workdir'
-        )
-    return record
-
-
-def _has_levels(value: Any, levels: int) -> bool:
-    """Returns whether a value is an object, of objects of … that many levels."""
-    if not isinstance(value, dict):
-        return False
-    return levels == 1 or all(_has_levels(item, levels - 1) for item in value.values())
+    return Record(**stored)
 
 
 def write(workdir: pathlib.Path, record: Record) -> None:
@@ -125,9 +107,6 @@ def update(workdir: pathlib.Path, **changes: Any) -> None:
     record = read(workdir)
     assert record is not None
     write(workdir, dataclasses.replace(record, **changes))
-
-
-# ---- differences -----------------------------------------------------------------------------------
 
 
 def find_difference(saved: Entries, current: Entries) -> str:
@@ -193,9 +172,6 @@ def portable(path: str) -> str:
     checkpoints.
     """
     return built_in_name(downloads.name_of(downloads.address_of(path)))
-
-
-# ---- identity --------------------------------------------------------------------------------------
 
 
 def identity_of(config: Json, changeable: Iterable[str], inputs: Mapping[str, Any]) -> Identity:

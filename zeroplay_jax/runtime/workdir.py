@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any, TextIO
 
+from zeroplay_jax.extras import load_extra
 from zeroplay_jax.retrieval import objects
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime.record import FILE_NAME, WorkdirError, flat_config, read
@@ -28,6 +29,21 @@ _LOCK = '.lock'
 
 class InUse(WorkdirError):
     """Another process has reserved the folder."""
+
+
+def local_run(workdir: str | pathlib.Path, checkpoints: str = '') -> pathlib.Path:
+    """Returns the folder of a run to be read; of one in a bucket a local copy (`extras.buckets`), brought up to date.
+
+    Args:
+      workdir: a path, or gs://bucket/path.
+      checkpoints: of a copy: 'checkpoints' brings the newest one as well, 'best' that of the best evaluation.
+
+    Raises:
+      UserError: one line; there is no run in the bucket, or it cannot be read.
+    """
+    if not objects.is_address(workdir):
+        return pathlib.Path(workdir)
+    return load_extra('buckets', 'workdir').local_run(str(workdir), checkpoints)
 
 
 def check_is_folder(workdir: str | pathlib.Path, allows_bucket: bool = False) -> None:
@@ -64,10 +80,6 @@ def _check_place(workdir: pathlib.Path) -> None:
         existing = _nearest_existing(workdir)
         if not existing.is_dir():
             raise WorkdirError(f'--workdir={workdir}: there is a file in this place; name a folder')
-        # A missing parent hides that a name in it is too long.
-        longest = max(len(os.fsencode(name)) for name in workdir.absolute().parts)
-        if longest > os.pathconf(existing, 'PC_NAME_MAX'):
-            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
         if existing != workdir:
             # Permissions do not tell that nothing can be created in /proc or on a read-only disk.
             tempfile.TemporaryDirectory(prefix='.', dir=existing).cleanup()

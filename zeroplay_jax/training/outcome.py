@@ -80,7 +80,7 @@ def stop_after(config: Config, engine: Engine, step: Step, alarms: Sequence[Alar
     """Returns why the run stops after a step, or None; equal on all processes.
 
     Args:
-      engine: the engine after its step `step`, which is no evaluation.
+      engine: the engine after step `step`.
       alarms: alarms of the step.
     """
     # Without a passage nothing can be learnt, whatever else is the matter with the inputs.
@@ -147,16 +147,12 @@ def _corpus_name(config: Config) -> str:
     return f'config.retrieval.{field}={config.retrieval[field]}'
 
 
-def current_stop(config: Config, stopped: Json | None) -> Json | None:
-    """Returns the stop of a checkpoint as fields of a `Stop`; None without one, or if its limit is switched off now.
-
-    Args:
-      stopped: fields of a `Stop`, or None.
-    """
-    if not stopped:
+def current_stop(config: Config, stopped: Stop | None) -> Stop | None:
+    """Returns the stop of a checkpoint; None without one, or if its limit is switched off now."""
+    if stopped is None:
         return None
     is_watched = config.stop_at_alarms
-    if stopped['cause'] == EMPTY_STEPS:
+    if stopped.cause == EMPTY_STEPS:
         is_watched = config.stop_after_empty_steps > 0
     return stopped if is_watched else None
 
@@ -207,14 +203,14 @@ def policies_due(engine: Engine, steps: Sequence[Step]) -> list[str]:
 
 
 def learning_summary(
-    engine: Engine, steps: Sequence[Step], unchanged: Sequence[str], stopped: Json | None
+    engine: Engine, steps: Sequence[Step], unchanged: Sequence[str], stopped: Stop | None
 ) -> dict[str, Any]:
     """Returns the fields of summary.json about what was trained.
 
     Args:
       steps: all steps of the run.
       unchanged: policies whose weights equal those of the start.
-      stopped: why the run stopped early (fields of a `Stop`), or None.
+      stopped: why the run stopped early, or None.
 
     Returns:
       'trained': whether all policies that the schedule trains were trained; 'policies': per policy whether
@@ -245,13 +241,13 @@ def learning_summary(
                 text = shares_text(reasons)
                 sentences.append(f'The last empty step of {name}: {text}; {remedy(engine, name)}.')
     if stopped:
-        sentences.append(f'The run {stopped["line"]}.')
+        sentences.append(f'The run {stopped.line}.')
         sentences.append('The figures after training are those of the last evaluation before that.')
     return {
         'trained': not untrained,
         'policies': policies,
-        'stopped': stopped['line'] if stopped else None,
-        'stopped_by': stopped['cause'] if stopped else None,
+        'stopped': stopped.line if stopped else None,
+        'stopped_by': stopped.cause if stopped else None,
         'warning': ' '.join(sentences) or None,
     }
 

@@ -14,13 +14,15 @@ import datetime
 import json
 import pathlib
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from zeroplay_jax.configuration import fields, machines
 from zeroplay_jax.configuration.planning import RESHAPED
+from zeroplay_jax.extras import load_extra
 from zeroplay_jax.learner.checkpoint import FOLDER, saved_steps, set_damaged_aside
 from zeroplay_jax.policy.adapter_config import base_folder, is_adapter
+from zeroplay_jax.retrieval import objects
 from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.runtime import workdir as run_workdir
 from zeroplay_jax.runtime.disk import file_digests
@@ -29,7 +31,7 @@ from zeroplay_jax.runtime.record import Entries, Identity, Record, find_differen
 from zeroplay_jax.selfplay.context import Role
 from zeroplay_jax.selfplay.library import has_index
 from zeroplay_jax.selfplay.schedule import Step
-from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, is_policy_file, prompts_name
+from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, is_policy_file, prompts_name, warn
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.types import UserError
 
@@ -54,49 +56,56 @@ ATTRIBUTES = (
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a run works: a folder that all processes share; of a run in a bucket, a `bucket_run.RemotePlace`.
+    """The local folder in which a run works, and the hooks of what keeps it elsewhere, such as `extras.buckets`.
 
-    All processes must call the methods.
+    All processes call the hooks, which raise UserError (one line) if nothing can be kept any more.
 
     Attributes:
-      hosts: processes of the run.
-      workdir: local folder.
+      workdir: the folder.
+      is_shared: whether all processes have the same folder.
+      is_whole: whether damaged checkpoints were set aside.
+      after_step: called after every step, and the checkpoint of it.
+      at_end: called when summary and report are written.
     """
 
-    hosts: Hosts
     workdir: pathlib.Path
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether all processes have the same folder."""
-        return True
-
-    def set_damaged_aside(self) -> list[str]:
-        """Moves damaged checkpoints aside; returns a line about each."""
-        return set_damaged_aside(self.hosts, self.workdir)
-
-    def raise_if_failed(self) -> None:
-        """Raises UserError (one line) if uploads have failed for `config.bucket.seconds`."""
-
-    def upload_results(self, pattern: str = '*') -> None:
-        """Uploads what the run has written under names of this pattern; raises as `raise_if_failed`."""
-
-    def delete_policies(self, folders: Iterable[str]) -> None:
-        """Removes folders of exported policies from the bucket; raises as `raise_if_failed`."""
+    is_shared: bool = True
+    is_whole: bool = False
+    after_step: Callable[[], Any] = lambda: None
+    at_end: Callable[[], Any] = lambda: None
 
 
 @contextlib.contextmanager
-def claimed(hosts: Hosts, workdir: pathlib.Path, config: Config) -> Iterator[None]:
-    """Locks the workdir and compares the config in its record with `config`, on the first process.
+def opened(hosts: Hosts, workdir: str | pathlib.Path, config: Config) -> Iterator[Place]:
+    """Locks the workdir, compares the config in its record with `config`, and moves damaged checkpoints aside.
 
-    Errors are raised on all. The lock is released when the context ends.
+    The lock is released when the context ends. All processes must call it; errors of the first are raised on all.
     """
-    # run_on_first shares errors, so the lock is taken inside it; the ExitStack holds it until this context ends.
     with contextlib.ExitStack() as stack:
+        place = Place(pathlib.Path(workdir))
+        if objects.is_address(workdir):
+            buckets = load_extra('buckets', 'run')
+            place = stack.enter_context(buckets.opened(hosts, str(workdir), config))
+        # run_on_first shares errors, so the lock is taken inside it; the ExitStack holds it until this context ends.
         changeable = fields.changeable_fields(config)
-        claim = run_workdir.claim(workdir, config.to_dict(), changeable)
+        claim = run_workdir.claim(place.workdir, config.to_dict(), changeable)
         hosts.run_on_first(stack.enter_context, claim)
-        yield
+        lines = [] if place.is_whole else set_damaged_aside(hosts, place.workdir)
+        for line in lines if hosts.is_first else ():
+            warn(line)
+        yield place
+
+
+def has_checkpoint(workdir: pathlib.Path) -> bool:
+    """Returns whether a run has saved a step, whose identity is compared with the record.
+
+    Raises:
+      UserError: one line; a checkpoint is of another run.
+    """
+    steps = saved_steps(workdir / FOLDER)
+    for step in steps:
+        run_record.check_checkpoint(workdir / FOLDER / str(step), workdir)
+    return bool(steps)
 
 
 def check(workdir: pathlib.Path, config: Config, is_resumed: bool) -> Entries:
@@ -118,16 +127,6 @@ def check(workdir: pathlib.Path, config: Config, is_resumed: bool) -> Entries:
         saved = {name: files for name, files in recorded.inputs.items() if name not in later}
         _check_inputs(workdir, saved, entries)
     return entries
-
-
-def check_checkpoints(workdir: pathlib.Path) -> None:
-    """Compares the identities in all checkpoints of a resumed run with its record, when damaged ones were set aside.
-
-    Raises:
-      UserError: one line; a checkpoint is of another run.
-    """
-    for step in saved_steps(workdir / FOLDER):
-        run_record.check_checkpoint(workdir / FOLDER / str(step), workdir)
 
 
 def begin(
@@ -211,18 +210,10 @@ def iteration_folder(step: Step) -> str:
     return f'iteration{step.phase.iteration + 1}'
 
 
-def exports(steps: Iterable[Step]) -> set[str]:
-    """Returns the names of the folders whose policies are exported during these last steps of a run, or after them."""
-    return {'policy', *map(iteration_folder, steps)}
-
-
-def remove_exports(workdir: pathlib.Path, folders: Iterable[str]) -> None:
-    """Removes the exported weights of a run that stopped and now continues: they will be outdated."""
-    for name in folders:
+def remove_exports(workdir: pathlib.Path, steps: Iterable[Step]) -> None:
+    """Removes the policies that a run exports during these last steps, or after them: they will be outdated."""
+    for name in {'policy', *map(iteration_folder, steps)}:
         shutil.rmtree(workdir / name, ignore_errors=True)
-
-
-# ---- what a run reads ------------------------------------------------------------------------------
 
 
 def fingerprints(config: Config) -> Entries:
@@ -299,22 +290,12 @@ def start_date(workdirs: Sequence[pathlib.Path]) -> str:
     """Returns the day, as 2026-11-25, for templates that write the date: the first one that is recorded, else today.
 
     Prompts must not change when a run goes on over midnight, is resumed or is continued by another one.
-
-    Raises:
-      UserError: a record cannot be read.
     """
     for workdir in workdirs:
         recorded = run_record.read(workdir)
         date = recorded.inputs.get(TEMPLATE, {}).get('date') if recorded else None
-        if date is None:
-            continue
-        try:
-            return datetime.date.fromisoformat(date['value']).isoformat()
-        except (KeyError, TypeError, ValueError):
-            raise UserError(
-                f'{workdir / run_record.FILE_NAME}: {TEMPLATE} has no date such as 2026-11-25; write the day on '
-                'which the run began'
-            ) from None
+        if date is not None:
+            return date['value']
     return datetime.date.today().isoformat()
 
 

@@ -26,7 +26,7 @@ from zeroplay_jax.configuration import fields
 from zeroplay_jax.evaluation import report_builder
 from zeroplay_jax.extras.evolution import questions
 from zeroplay_jax.retrieval.command import Parser, exit_status, number_type
-from zeroplay_jax.runtime.remote_workdir import local_run
+from zeroplay_jax.runtime.workdir import local_run
 from zeroplay_jax.types import UserError
 
 # Flags of evaluate that this command sets itself, or whose results it could not read.

@@ -7,15 +7,29 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import dataclasses
+import functools
 import os
 import pathlib
 import shutil
 import socket
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
+from zeroplay_jax.extras.buckets.lease import Lease
+from zeroplay_jax.extras.buckets.mirror import DOWNLOADS, LOGS, Mirror
+from zeroplay_jax.extras.buckets.workdir import (
+    CHECKPOINT_FOLDERS,
+    LEASE_FILE,
+    RUN_FILE,
+    Manifest,
+    RemoteFile,
+    RemoteWorkdir,
+    checkpoint_files,
+    manifest_of,
+    manifest_text,
+    spool,
+)
 from zeroplay_jax.learner import checkpoint
 from zeroplay_jax.learner.checkpoint import FOLDER, saved_steps
 from zeroplay_jax.retrieval import objects, progress
@@ -25,21 +39,8 @@ from zeroplay_jax.runtime import workdir as run_workdir
 from zeroplay_jax.runtime.disk import file_digests
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.runtime.record import FILE_NAME
-from zeroplay_jax.runtime.remote_workdir import (
-    CHECKPOINT_FOLDERS,
-    LEASE_FILE,
-    RUN_FILE,
-    Lease,
-    Manifest,
-    RemoteFile,
-    RemoteWorkdir,
-    checkpoint_files,
-    manifest_of,
-    manifest_text,
-    spool,
-)
+from zeroplay_jax.settings.kinds import warn
 from zeroplay_jax.settings.schema import Config
-from zeroplay_jax.training.mirror import DOWNLOADS, LOGS, Mirror, PartMirror, Parts, Uploads
 from zeroplay_jax.training.run_folder import Place
 from zeroplay_jax.types import Preempted, TrainingStopped, UserError
 
@@ -51,45 +52,8 @@ _LOCK_SECONDS = 0.5
 _STOP_SECONDS = 10.0
 
 
-@dataclasses.dataclass(frozen=True)
-class RemotePlace(Place):
-    """The local folder of a run in a bucket. All processes must call the methods.
-
-    Attributes:
-      lines: about damaged checkpoints, equal on all processes.
-      mirror: uploads the folder: all of it in the first process, and checkpoints only in the others.
-    """
-
-    lines: list[str]
-    mirror: Uploads
-
-    @property
-    def is_shared(self) -> bool:
-        return self.hosts.count == 1
-
-    def set_damaged_aside(self) -> list[str]:
-        # A damaged checkpoint was replaced when the folder was opened.
-        return self.lines
-
-    def raise_if_failed(self) -> None:
-        self.hosts.run_on_all_and_gather(self.mirror.raise_if_failed)
-
-    def wait(self) -> None:
-        """Waits until the newest checkpoint is in the bucket; raises as `raise_if_failed`."""
-        # Process 0 must not wait for one whose uploads have failed.
-        while any(self.hosts.run_on_all_and_gather(self.mirror.is_pending)):
-            time.sleep(_WAIT_SECONDS)
-
-    def upload_results(self, pattern: str = '*') -> None:
-        self.wait()
-        self.hosts.run_on_first(Mirror.upload_results, self.mirror, pattern)
-
-    def delete_policies(self, folders: Iterable[str]) -> None:
-        self.hosts.run_on_first(Mirror.delete_policies, self.mirror, folders)
-
-
 @contextlib.contextmanager
-def opened(hosts: Hosts, workdir: str, config: Config) -> Iterator[RemotePlace]:
+def opened(hosts: Hosts, address: str, config: Config) -> Iterator[Place]:
     """Returns a context with the local folder of a run in a bucket.
 
     The first process takes the lease, and all bring the newest checkpoint down and upload until the context ends. If
@@ -102,40 +66,75 @@ def opened(hosts: Hosts, workdir: str, config: Config) -> Iterator[RemotePlace]:
     with contextlib.ExitStack() as stack:
         leases: list[Lease] = []
 
-        def open_in_first() -> _Shared:
-            lease, shared = stack.enter_context(_opened(hosts, workdir, config))
+        def open_in_first() -> tuple[str, str, list[str]]:
+            lease, run_id, texts = stack.enter_context(_leased(hosts, address, config))
             leases.append(lease)
-            return shared
+            return run_id, lease.id, texts
 
-        shared = hosts.run_on_first(open_in_first)
-        folder = _folder(hosts, config, shared[0], workdir)
+        run_id, lease_id, texts = hosts.run_on_first(open_in_first)
+        folder = _folder(hosts, config, run_id, address)
         # A process of a run whose first process was killed may still write its folder, which no lease protects.
         seconds = config.distributed.heartbeat + _STOP_SECONDS
-        reserved = _reserved(folder, workdir, seconds)
-        hosts.run_on_all(stack.enter_context, reserved)
-        place = _place(hosts, workdir, shared, leases[0] if leases else None, folder, config)
-        stack.callback(place.mirror.close)
+        hosts.run_on_all(stack.enter_context, _reserved(folder, address, seconds))
+        # A host without credentials is an error in all processes.
+        remote = hosts.run_on_all(RemoteWorkdir.open, address)
+        manifests: dict[int, Manifest] = {}
+        for text in texts:
+            step, files = manifest_of(text.encode())
+            manifests[step] = files or {}
+        lines = bring_down(hosts, remote, folder, manifests)
+        for line in lines if hosts.is_first else ():
+            warn(line)
+        mirror = Mirror(
+            remote,
+            folder,
+            lease_id,
+            leases[0] if leases else None,
+            manifests,
+            config.checkpoint.keep,
+            config.bucket.seconds,
+            hosts.index,
+            hosts.count,
+        )
+        stack.callback(mirror.close)
         try:
-            yield place
+            yield Place(
+                folder,
+                is_shared=hosts.count == 1,
+                is_whole=True,
+                after_step=lambda: hosts.run_on_all_and_gather(mirror.raise_if_failed),
+                at_end=functools.partial(_finish, hosts, mirror),
+            )
         except (Preempted, TrainingStopped) as error:
             try:
-                place.wait()
+                wait(hosts, mirror)
             except UserError as failure:
                 # The status of the end is what a launch script looks at.
                 error.args = (f'{error}. {failure}',)
             raise
 
 
-# Id of the run, id of the lease, and the complete steps in the bucket as text.
-_Shared = tuple[str, str, list[str]]
+def wait(hosts: Hosts, mirror: Mirror) -> None:
+    """Waits until the newest checkpoint is in the bucket; all processes must call it.
+
+    Raises:
+      UserError: as `Mirror.raise_if_failed`.
+    """
+    # Process 0 must not wait for one whose uploads have failed.
+    while any(hosts.run_on_all_and_gather(mirror.is_pending)):
+        time.sleep(_WAIT_SECONDS)
+
+
+def _finish(hosts: Hosts, mirror: Mirror) -> None:
+    wait(hosts, mirror)
+    hosts.run_on_first(mirror.upload_results)
 
 
 @contextlib.contextmanager
-def _opened(hosts: Hosts, address: str, config: Config) -> Iterator[tuple[Lease, _Shared]]:
-    """Takes the lease of a run in a bucket, in the first process; returns a context with it.
+def _leased(hosts: Hosts, address: str, config: Config) -> Iterator[tuple[Lease, str, list[str]]]:
+    """Takes the lease of a run in a bucket, in the first process.
 
-    Raises:
-      UserError, WorkdirError: as `opened`.
+    Returns a context with the lease, the id of the run, and the complete steps as texts.
     """
     with contextlib.ExitStack() as stack:
         remote = RemoteWorkdir.open(address)
@@ -151,7 +150,7 @@ def _opened(hosts: Hosts, address: str, config: Config) -> Iterator[tuple[Lease,
             stack.callback(_remove_unless_begun, remote, folder, lease)
         manifests = remote.manifests()
         texts = [manifest_text(step, files).decode() for step, files in manifests.items()]
-        yield lease, (run_id, lease.id, texts)
+        yield lease, run_id, texts
 
 
 def _folder(hosts: Hosts, config: Config, run_id: str, address: str) -> pathlib.Path:
@@ -159,6 +158,13 @@ def _folder(hosts: Hosts, config: Config, run_id: str, address: str) -> pathlib.
     process = hosts.index if hosts.count > 1 else None
     _, path = objects.split(address)
     return spool(config.bucket.spool, run_id, path, process)
+
+
+def _remove_unless_begun(remote: RemoteWorkdir, folder: pathlib.Path, lease: Lease) -> None:
+    """Removes the id of a run that did not begin, so that the address is empty again."""
+    with contextlib.suppress(RetrievalError):
+        if not (folder / FILE_NAME).exists() and lease.renew():
+            remote.bucket.delete(remote.name(RUN_FILE))
 
 
 @contextlib.contextmanager
@@ -182,14 +188,11 @@ def _reserved(folder: pathlib.Path, address: str, seconds: float) -> Iterator[No
             with _writable(folder), contextlib.suppress(run_workdir.InUse):
                 stack.enter_context(run_workdir.locked(folder.parent))
                 break
-            now = time.monotonic()
             if deadline is None:
-                print(
-                    f'waits up to {seconds:.0f} s for the process that has the {place}',
-                    file=sys.stderr,
-                )
-                deadline = now + seconds
-            if now >= deadline:
+                deadline = time.monotonic() + seconds
+                line = f'waits up to {seconds:.0f} s for the process that has the {place}'
+                print(line, file=sys.stderr)
+            if time.monotonic() >= deadline:
                 raise run_workdir.InUse(
                     f'{address}: another process has the {place}; end it, or wait until it has ended'
                 )
@@ -197,63 +200,10 @@ def _reserved(folder: pathlib.Path, address: str, seconds: float) -> Iterator[No
         yield
 
 
-def _place(
-    hosts: Hosts,
-    address: str,
-    shared: _Shared,
-    lease: Lease | None,
-    folder: pathlib.Path,
-    config: Config,
-) -> RemotePlace:
-    """Returns the place of this process, with the newest checkpoint.
-
-    Args:
-      hosts: processes of the run.
-      address: of its workdir.
-      shared: what the first process has read.
-      lease: on the workdir, in the first process.
-      folder: local folder of this process.
-      config: of the run.
-    """
-    _, lease_id, texts = shared
-    manifests: dict[int, Manifest] = {}
-    for text in texts:
-        step, files = manifest_of(text.encode())
-        assert files is not None
-        manifests[step] = files
-    # A host without credentials is an error in all processes.
-    remote = hosts.run_on_all(RemoteWorkdir.open, address)
-    lines = bring_down(hosts, remote, folder, manifests)
-    keep, seconds = config.checkpoint.keep, config.bucket.seconds
-    parts = Parts(remote, lease_id, hosts.count) if hosts.count > 1 else None
-    mirror: Uploads
-    if lease is not None:
-        mirror = Mirror(remote, folder, lease, manifests, keep, seconds, parts)
-    else:
-        assert parts is not None
-        newest = max(manifests, default=-1)
-        mirror = PartMirror(remote, folder, parts, hosts.index, newest, seconds)
-    return RemotePlace(hosts, folder, lines, mirror)
-
-
-def _remove_unless_begun(remote: RemoteWorkdir, folder: pathlib.Path, lease: Lease) -> None:
-    """Removes the id of a run that did not begin, so that the address is empty again."""
-    if (folder / FILE_NAME).exists():
-        return
-    with contextlib.suppress(RetrievalError):
-        if lease.renew():
-            remote.bucket.delete(remote.name(RUN_FILE))
-
-
-# ---- restoring -------------------------------------------------------------------------------------
-#
-# Brings the newest whole checkpoint of a run down from the bucket, with the logs up to it.
-
-
 def bring_down(
     hosts: Hosts, remote: RemoteWorkdir, folder: pathlib.Path, manifests: dict[int, Manifest]
 ) -> list[str]:
-    """Makes the newest whole checkpoint the newest one of the local folder of each process.
+    """Makes the newest whole checkpoint the newest one of the local folder of each process, with the logs up to it.
 
     In a run of one process, a step in the local folder is taken as it is if it is whole and either not in the bucket,
     because the process died before it was uploaded, or the same there. In a run of several, each process has saved its
@@ -293,7 +243,7 @@ def bring_down(
             is_whole = not damage
             if damage:
                 # A damaged step must not count among those that are kept.
-                hosts.run_on_first(remote.delete_manifest, step)
+                hosts.run_on_first(remote.bucket.delete, remote.manifest_name(step))
                 del manifests[step]
                 lines.append(f'checkpoint {step} of {remote.address} is damaged: {damage}')
         if is_whole:
@@ -340,11 +290,7 @@ def _download(
 
 
 def _remove_checkpoints(folder: pathlib.Path) -> None:
-    """Removes all steps from a local folder.
-
-    Raises:
-      UserError: one line; the folder cannot be written.
-    """
+    """Removes all steps from a local folder."""
     for name in CHECKPOINT_FOLDERS:
         with _writable(folder), contextlib.suppress(FileNotFoundError):
             shutil.rmtree(folder / name)
@@ -365,10 +311,10 @@ def _writable(folder: pathlib.Path) -> Iterator[None]:
 def _is_same(folder: pathlib.Path, step: int, manifest: Manifest | None) -> bool:
     """Returns whether the bucket has the same content of a local step, or none of this number."""
     path = f'{FOLDER}/{step}/{checkpoint.FILE_NAME}'
-    if not (folder / path).is_file():
-        return False
+    if manifest is None:
+        return (folder / path).is_file()
     # Equal checksums mean equal files. In a run that is not deterministic, another machine may have run the step anew.
-    return manifest is None or path in manifest and _is_equal(folder / path, manifest[path])
+    return path in manifest and _is_equal(folder / path, manifest[path])
 
 
 def _download_whole(
@@ -403,26 +349,21 @@ def _download_whole(
         except objects.Removed:
             # The record may be younger than the step, or not written by this run.
             return f'{path} is missing' if path in manifest else ''
+        # A run that is started writes its record anew, so that of an older step may have changed.
+        if path != FILE_NAME and not _is_equal(target, manifest[path]):
+            return f'{path} differs from its checksum'
         return ''
 
     with concurrent.futures.ThreadPoolExecutor(THREADS) as threads:
-        missing = list(filter(None, threads.map(download, names)))
-    if missing:
-        return missing[0]
-    digests = file_digests([staging / path for path in manifest])
-    for (path, file), digest in zip(manifest.items(), digests, strict=True):
-        # A run that is started writes its record anew, so that of an older step may have changed.
-        if digest != file.sha256 and path != FILE_NAME:
-            return f'{path} differs from its checksum'
-    return ''
+        damages = list(threads.map(download, names))
+    return next(filter(None, damages), '')
 
 
 def _is_equal(path: pathlib.Path, file: RemoteFile) -> bool:
     """Returns whether a local file has the content of a file of a step."""
     if not path.is_file() or path.stat().st_size != file.size:
         return False
-    (digest,) = file_digests([path])
-    return digest == file.sha256
+    return file_digests([path]) == [file.sha256]
 
 
 def _install(folder: pathlib.Path, staging: pathlib.Path) -> None:

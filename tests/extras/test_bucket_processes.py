@@ -8,7 +8,7 @@ from bucket_emulator import needs_emulator, run_emulator
 from host_processes import RUN, finish, join_flags, processes
 
 from benchmarks.kills import Run, differences
-from zeroplay_jax.runtime.remote_workdir import RemoteWorkdir, local_run
+from zeroplay_jax.extras.buckets.workdir import RemoteWorkdir, local_run
 from zeroplay_jax.training import branch
 
 # The last argument is the folder of what this process caches.

@@ -1,4 +1,4 @@
-"""Local folders of runs that upload their checkpoints, for tests of `training.mirror`."""
+"""Local folders of runs that upload their checkpoints, for tests of `extras.buckets`."""
 
 import contextlib
 import time
@@ -6,8 +6,6 @@ import time
 import jax.numpy as jnp
 
 from zeroplay_jax.learner.checkpoint import Checkpointer
-from zeroplay_jax.runtime.remote_workdir import Lease
-from zeroplay_jax.training.mirror import Mirror
 
 
 def save_checkpoints(folder):
@@ -38,8 +36,11 @@ def save(steps, folder, step, change=None):
 @contextlib.contextmanager
 def uploading(remote, folder, keep=2, seconds=30.0):
     """The uploads of a run from its local folder; the run has the lease meanwhile."""
+    from zeroplay_jax.extras.buckets.lease import Lease
+    from zeroplay_jax.extras.buckets.mirror import Mirror
+
     lease = Lease(remote.bucket, remote.name('lease.json'))
-    mirror = Mirror(remote, folder, lease, remote.manifests(), keep, seconds)
+    mirror = Mirror(remote, folder, lease.id, lease, remote.manifests(), keep, seconds)
     try:
         yield mirror
     finally:

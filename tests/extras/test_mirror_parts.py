@@ -8,13 +8,14 @@ import pytest
 from memory_bucket import outage
 from saved_runs import names, save, wait, wait_for
 
+from zeroplay_jax.extras.buckets.lease import Lease
+from zeroplay_jax.extras.buckets.mirror import Mirror, link_folder, merge
+from zeroplay_jax.extras.buckets.run import bring_down
+from zeroplay_jax.extras.buckets.workdir import RemoteFile
 from zeroplay_jax.learner import checkpoint
 from zeroplay_jax.retrieval.objects import Unavailable
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime.hosts import Hosts
-from zeroplay_jax.runtime.remote_workdir import Lease, RemoteFile
-from zeroplay_jax.training.bucket_run import bring_down
-from zeroplay_jax.training.mirror import Mirror, PartMirror, Parts, link_folder, merge
 from zeroplay_jax.types import UserError
 
 
@@ -36,12 +37,12 @@ class Two:
     def __init__(self, remote, tmp_path):
         self.remote, self.a, self.b = remote, tmp_path / 'a', tmp_path / 'a.process_1'
         self.lease = Lease(remote.bucket, remote.name('lease.json'))
-        self.parts = Parts(remote, self.lease.id, 2)
-        self.first = Mirror(remote, self.a, self.lease, {}, 2, 30.0, self.parts)
+        self.first = Mirror(remote, self.a, self.lease.id, self.lease, {}, 2, 30.0, 0, 2)
         self.mirrors = [self.first]
 
     def second(self):
-        self.mirrors.append(PartMirror(self.remote, self.b, self.parts, 1, -1, 30.0))
+        mirror = Mirror(self.remote, self.b, self.lease.id, None, {}, 2, 30.0, 1, 2)
+        self.mirrors.append(mirror)
         return self.mirrors[-1]
 
     def complete(self, *steps):
@@ -52,8 +53,7 @@ class Two:
 
 @pytest.fixture
 def two(remote, tmp_path, monkeypatch):
-    monkeypatch.setattr('zeroplay_jax.training.mirror._PARTS_SECONDS', 0.02)
-    monkeypatch.setattr('zeroplay_jax.training.mirror._PART_POLL_SECONDS', 0.02)
+    monkeypatch.setattr('zeroplay_jax.extras.buckets.mirror._PARTS_SECONDS', 0.02)
     started = Two(remote, tmp_path)
     yield started
     for mirror in reversed(started.mirrors):
@@ -212,18 +212,17 @@ def test_a_later_attempt_of_the_first_process_has_parts_of_its_own(remote, steps
     second = two.second()
     staging = tmp_path / 'staging'
     own_files = link_folder(steps, staging, 'checkpoints/2', 'checkpoints/2-0')
-    two.parts.write(1, 0, 2, own_files)
-    wait_for(lambda: two.parts.collect(1))
+    two.first._write_part(1, 2, own_files)
+    wait_for(lambda: two.first._read_part(1, 1))
     save_best(two.b, two.b, 2)
     save_best(steps, tmp_path / 'first', 2)
     files = own_files | link_folder(tmp_path / 'first', staging, 'best/2', 'best/2-0')
-    assert two.parts.collect(2) == []
-    two.parts.write(2, 0, 2, files)
-    wait_for(lambda: two.parts.collect(2))
-    (part,) = two.parts.collect(2)
+    two.first._write_part(2, 2, files)
+    wait_for(lambda: two.first._read_part(2, 1))
+    _, part = two.first._read_part(2, 1)
     assert part.keys() == {'checkpoints/2/states/w/1', 'best/2/states/w/1'}
     # The attempt before has no part of the best step.
-    (part,) = two.parts.collect(1)
+    _, part = two.first._read_part(1, 1)
     assert part.keys() == {'checkpoints/2/states/w/1'}
     second.raise_if_failed()
 
@@ -244,31 +243,6 @@ def test_a_part_that_is_removed_after_it_was_listed_ends_no_run(remote, steps, t
     two.second()
     two.complete(2)
     assert removed
-
-
-def test_a_step_that_is_saved_while_its_files_are_looked_for_is_not_damaged(
-    remote, steps, two, monkeypatch
-):
-    missed = []
-
-    def link_late(folder, staging, name, object_folder):
-        try:
-            return link_folder(folder, staging, name, object_folder)
-        except FileNotFoundError as error:
-            missed.append(error)
-            save_part(steps, two.b, 4)
-            raise
-
-    monkeypatch.setattr('zeroplay_jax.training.mirror.link_folder', link_late)
-    save_part(steps, two.b, 2)
-    save(steps, two.a, 4)
-    two.second()
-    two.complete(4)
-    assert missed
-    wait_for(lambda: not names(remote, 'parts/'))
-    # The step was not skipped: the first process has tried once.
-    written = [name for action, name in remote.bucket.log if action == 'write']
-    assert sum(name.endswith('/0.json') for name in written) == 1
 
 
 def test_different_contents_of_one_shard_are_no_checkpoint():

@@ -11,11 +11,11 @@ from memory_bucket import outage
 from run_records import change_record
 from saved_runs import names, save, upload, uploading, wait
 
+from zeroplay_jax.extras.buckets.run import bring_down
 from zeroplay_jax.learner.checkpoint import saved_steps
 from zeroplay_jax.retrieval.objects import Unavailable
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime.hosts import Hosts
-from zeroplay_jax.training.bucket_run import bring_down
 from zeroplay_jax.types import UserError
 
 
@@ -61,7 +61,7 @@ def test_a_step_is_complete_last_and_another_machine_gets_it_with_its_logs(
 
 def test_a_step_without_its_last_object_does_not_exist(remote, steps, here, there):
     upload(remote, here, steps, 2, 4)
-    remote.delete_manifest(4)
+    remote.bucket.delete(remote.manifest_name(4))
     assert bring_all(remote, there) == []
     assert saved_steps(there / 'checkpoints') == [2] and count_metrics(there) == 2
     # The machine that has step 4 goes on with it, and uploads it again, without what the first attempt left behind.
@@ -142,16 +142,23 @@ def test_results_are_collected_while_the_thread_removes_what_it_has_uploaded(
     assert names(remote) == ['runs/a/policy/solver/config.json']
 
 
-def test_a_folder_of_policies_is_uploaded_and_removed_alone(remote, here):
-    for name in ('iteration1', 'iteration10', 'policy'):
-        (here / name).mkdir(parents=True)
-        (here / name / 'config.json').write_text('{}')
+def test_policies_of_iterations_come_with_steps_and_those_of_an_earlier_end_leave(
+    remote, steps, here
+):
+    for name in ('iteration1', 'policy'):
+        for policy in ('solver', '.solver.draft'):
+            (here / name / policy).mkdir(parents=True)
+            (here / name / policy / 'config.json').write_text('{}')
     with uploading(remote, here) as mirror:
-        mirror.upload_results('iteration1')
-        assert names(remote, 'i') == ['runs/a/iteration1/config.json']
         mirror.upload_results()
-        mirror.delete_policies(['policy', 'iteration1'])
-    assert names(remote) == ['runs/a/iteration10/config.json']
+        assert names(remote, 'p') == ['runs/a/policy/solver/config.json']
+        shutil.copytree(here / 'iteration1', here / 'iteration2')
+        save(steps, here, 2)
+        wait(mirror)
+        policies = [f'runs/a/iteration{number}/solver/config.json' for number in (1, 2)]
+        assert names(remote, 'i') == policies and not names(remote, 'p')
+        mirror.upload_results()
+    assert names(remote, 'p') == ['runs/a/policy/solver/config.json']
 
 
 def test_another_machine_knows_that_the_report_was_written(remote, steps, here, there):
@@ -192,13 +199,13 @@ def test_errors_that_pass_are_tried_again_and_others_end_the_run(remote, steps, 
     with uploading(remote, here) as mirror:
         remote.bucket.errors += outage(3)
         wait(mirror)
-        assert mirror.newest == 2
+        assert list(remote.manifests()) == [2]
     refused = [RetrievalError('gs://bucket/x: not allowed')] * 9
     for errors, text in (
         (outage(1000), 'tried for 0 s, config.bucket.seconds'),
         (refused, 'not allowed'),
     ):
-        remote.delete_manifest(2)
+        remote.bucket.delete(remote.manifest_name(2))
         with uploading(remote, here, seconds=0.05) as failing:
             remote.bucket.errors += errors
             with pytest.raises(UserError, match=text) as caught:
@@ -244,7 +251,7 @@ def test_a_step_whose_last_write_arrived_but_seemed_to_fail_stays_whole(
 def test_the_time_for_further_attempts_begins_when_nothing_arrives_any_more(
     remote, steps, here, monkeypatch
 ):
-    monkeypatch.setattr('zeroplay_jax.training.mirror.THREADS', 1)
+    monkeypatch.setattr('zeroplay_jax.extras.buckets.mirror.THREADS', 1)
     upload_object = remote.bucket.upload
     names_tried = []
 

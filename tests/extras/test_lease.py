@@ -10,9 +10,9 @@ import pytest
 from memory_bucket import MemoryBucket, outage
 from saved_runs import wait_for
 
+from zeroplay_jax.extras.buckets import lease as leases
+from zeroplay_jax.extras.buckets.lease import Lease
 from zeroplay_jax.retrieval.types import RetrievalError
-from zeroplay_jax.runtime import remote_workdir as leases
-from zeroplay_jax.runtime.remote_workdir import Lease
 from zeroplay_jax.runtime.workdir import WorkdirError
 
 NAME = 'run/lease.json'

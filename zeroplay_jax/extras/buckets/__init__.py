@@ -1,0 +1,1 @@
+"""Runs whose workdir is in a bucket (gs://bucket/path): docs/buckets.md."""
