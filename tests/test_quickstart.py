@@ -156,8 +156,7 @@ def test_bm25_and_own_questions(texts, tmp_path, capsys):
     flags = (f'--eval={own}', '--seed=3', '--config.solver.steps=1')
     command = prepare(texts, workdir, *flags)
     output = capsys.readouterr()
-    assert "1 of 1 questions have no ____, such as 'Who discovered Titan?'" in output.err
-    assert 'so few questions decide little (1)' in output.err
+    assert '1 of 1 questions have no ____' in output.err
     assert f'the 1 of {own}' in output.out
     assert folder.read_manifest(workdir / 'index')['kind'] == 'bm25'
     assert not (workdir / 'questions.jsonl').exists()
@@ -213,14 +212,14 @@ def test_a_workdir_of_something_else_is_refused(texts, tmp_path, capsys):
     prepare(texts, workdir)
     before = contents(workdir)
     arguments = (f'--corpus={texts}', f'--workdir={workdir}')
-    assert 'was begun with encoder bm25, not lexical' in refused(capsys, *arguments)
+    assert 'was begun with another encoder' in refused(capsys, *arguments)
     own = tmp_path / 'q.jsonl'
     own.write_text('{"question": "Who?", "answer": "A"}\n')
     line = refused(capsys, *arguments, '--encoder=bm25', f'--eval={own}')
     assert 'was begun with another eval' in line
     (texts / 'saturn.txt').write_text('Saturn\nAnother text.')
     line = refused(capsys, *arguments, '--encoder=bm25')
-    assert 'was begun with another corpus, or its files have changed' in line
+    assert 'was begun with another corpus' in line
     assert contents(workdir) == before
 
 
