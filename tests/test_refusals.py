@@ -47,7 +47,7 @@ def show():
     load_libraries()
     warnings.filterwarnings('ignore', '.* found in sys.modules after import', RuntimeWarning)
     # No policy is loaded for these answers.
-    sys.modules['zeroplay_jax.evaluation.agent'].Session = None
+    sys.modules['zeroplay_jax.session'].Session = None
     os.environ['PYTHONPATH'] = os.pathsep.join(map(str, PATHS))
     os.chdir(ROOT)
     with tempfile.TemporaryDirectory() as name:

@@ -76,7 +76,9 @@ def test_every_tool_is_called_and_its_result_is_printed(ask_scripted, index):
         '<answer>16</answer>',
     ]
     tools = '--tools=search, open,examples.calculator.tool:Calculator'
-    lines = ask_scripted(turns, f'--index={index}', tools, '--turns=6', '--topk=1').splitlines()
+    lines = ask_scripted(
+        turns, f'--index={index}', tools, '--config.rollout.max_turns=6', '--config.tools.top_k=1'
+    ).splitlines()
     assert lines[:2] == ['think     look', f'search    {NAME}']
     assert lines[2].startswith(f'  [1]     {NAME}: ')
     assert lines[3:5] == [f'open      {NAME}', f'          {NAME} (page 1 of 1)']

@@ -9,12 +9,8 @@ import dataclasses
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from zeroplay_jax.rollout.environment import Environment
 from zeroplay_jax.rollout.tokens import text_spans
@@ -53,7 +49,7 @@ def one_line_json(value: Json) -> str:
 
 
 class Printer:
-    """Prints the events of a rollout (`evaluation.agent.Agent.ask`) as labelled lines.
+    """Prints the events of a rollout (`session.Session`) as labelled lines.
 
     Args:
       colour: whether to write ANSI colours.
@@ -166,27 +162,6 @@ class Printer:
         self._held_blanks = ''
 
 
-def print_beside(texts: Sequence[str], columns: int) -> None:
-    """Prints texts of a `Printer` beside each other, in as many columns of a terminal with `columns` characters."""
-    rollouts = Table.grid(padding=(0, 2), expand=True)
-    cells = []
-    for text in texts:
-        rollouts.add_column(ratio=1)
-        lines = Table.grid()
-        lines.add_column(width=_LABEL_WIDTH)
-        # A line that is broken goes on behind its label.
-        for line in Text.from_ansi(text).split():
-            lines.add_row(line[:_LABEL_WIDTH], line[_LABEL_WIDTH:])
-        cells.append(lines)
-    rollouts.add_row(*cells)
-    Console(width=columns, highlight=False).print(rollouts)
-
-
-# ---- rollouts with results -------------------------------------------------------------------------
-#
-# A rollout with the results of its tool calls as the policy read them.
-
-
 # More tokens than any result has.
 _UNLIMITED = 1 << 30
 
@@ -257,11 +232,6 @@ def rollout_text(trajectory: Trajectory) -> str:
     return '\n'.join(lines)
 
 
-# ---- text while it is generated --------------------------------------------------------------------
-#
-# Splits the text of a policy at its tags.
-
-
 # Called with the kind and the content of an event.
 Report = Callable[[str, Any], None]
 
@@ -275,7 +245,7 @@ class TagStream:
       'think', 'answer', 'text': a piece of a section inside these tags, or outside of all tags.
       'end': None, after the last piece of a section.
       'invalid_call': a `ToolCall` without arguments, whose text is what stands inside the tag. Valid calls are not
-        reported here (see `agent.ReportingEnvironment`).
+        reported here (see `session`).
 
     Args:
       report: receives the events.

@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from zeroplay_jax.configuration import fields
 from zeroplay_jax.evaluation import statistics
-from zeroplay_jax.evaluation.play import evaluate
+from zeroplay_jax.evaluation.answering import evaluate
 from zeroplay_jax.learner.checkpoint import (
     FOLDER,
     Checkpointer,
