@@ -409,9 +409,9 @@ def main(argv=None) -> None:
     for name in names[1:] if len(seeds) > 1 else []:
         pairs = zip(columns[names[0]], columns[name], strict=True)
         gains = []
-        for before, after in pairs:
+        for first, other in pairs:
             # Against an exact 0 the interval is that of the paired differences.
-            paired = [x - y for x, y in zip(after, before, strict=True)]
+            paired = [x - y for x, y in zip(other, first, strict=True)]
             gains.append(interval_text(difference([0.0], paired), sign='+'))
         rows.append([f'{name} - {names[0]}', *('' if 'nan' in gain else gain for gain in gains)])
     if arguments.svg:

@@ -416,8 +416,11 @@ def _settings_of(folder: pathlib.Path) -> ConfigDict | None:
     base = adapter_config.base_folder(folder)
     if not all((base / name).is_file() for name in ('config.json', 'tokenizer.json')):
         return None
-    settings = policy_settings.settings(folder)
-    # The devices of its run are not those of this machine.
+    return on_this_machine(policy_settings.settings(folder))
+
+
+def on_this_machine(settings: ConfigDict) -> ConfigDict:
+    """Sets the devices of a stored config, which are those of its run, to the defaults; returns the config."""
     defaults = fields.default_config()
     for name in ('mesh', 'cpu_devices', 'distributed'):
         settings[name] = defaults[name]

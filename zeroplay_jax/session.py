@@ -1,13 +1,12 @@
 """A policy that is asked one question after the other: roles and corpus of a run, with a single slot.
 
-What it writes is printed while it is sampled, or returned as JSON. Texts are exactly as the policy and the corpus wrote
-them until `render` makes them safe to print.
+Every turn is printed as soon as it ends, or the whole rollout written as JSON. Texts are exactly as the policy and the
+corpus wrote them until `render` makes them safe to print.
 """
 
 from __future__ import annotations
 
 import asyncio
-import codecs
 import contextlib
 import dataclasses
 import pathlib
@@ -22,7 +21,7 @@ import numpy as np
 from zeroplay_jax import api
 from zeroplay_jax.configuration import fields
 from zeroplay_jax.evaluation.answering import asked, at_temperature, check_prompt
-from zeroplay_jax.evaluation.render import Printer, Report, TagStream, clean, one_line_json
+from zeroplay_jax.evaluation.render import Printer, clean, one_line_json
 from zeroplay_jax.extras import load_extra
 from zeroplay_jax.mini.question_form import QuestionForm
 from zeroplay_jax.policy import hf, sharding, transformer
@@ -30,7 +29,7 @@ from zeroplay_jax.retrieval import progress
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.rollout.environment import Environment, TurnEnd
 from zeroplay_jax.rollout.prompts import select
-from zeroplay_jax.rollout.tokens import Codec, open_codec, text_spans
+from zeroplay_jax.rollout.tokens import open_codec, text_spans
 from zeroplay_jax.selfplay.answers import final_answer
 from zeroplay_jax.selfplay.context import RolloutContext
 from zeroplay_jax.selfplay.recipe import answering_recipe, asks_once
@@ -41,8 +40,6 @@ from zeroplay_jax.types import Json, Question, ToolCall, Trajectory
 
 # Name of the weights of all roles, and of their only slot.
 _WEIGHTS = 'policy'
-# Tokens per device call. They appear on the terminal together: more would look jerky, fewer would cost more calls.
-_DECODE_BURST = 4
 # Seconds that a search server may take to become ready.
 READY_SECONDS = 5.0
 # One question of each of these hop counts is shown as an example.
@@ -62,14 +59,11 @@ ENDINGS = {
 
 def _settings(config: Any) -> Any:
     """Returns a copy of a run's config for one question at a time on this machine."""
-    config = config.copy_and_resolve_references()
-    defaults = fields.default_config()
-    for name in ('mesh', 'cpu_devices', 'distributed'):
-        config[name] = defaults[name]
-    sampler = {'slots': 1, 'fill_rows': 1, 'put_rows': 1, 'burst': _DECODE_BURST}
+    config = api.on_this_machine(config.copy_and_resolve_references())
+    sampler = {'slots': 1, 'fill_rows': 1, 'put_rows': 1}
     sampler['context'] = config.sampler.context
     sampler['chunk'] = min(config.sampler.chunk, config.sampler.context)
-    config.sampler = defaults.sampler
+    config.sampler = fields.default_config().sampler
     config.sampler.update(sampler)
     # A tool call ends after the timeout, so that a user does not wait without end.
     config.rollout.deterministic = False
@@ -116,33 +110,41 @@ def open_roles(config: Any, opened: build.PolicyFolder, corpus: Any) -> RolloutC
     return dataclasses.replace(context, roles=roles)
 
 
-@dataclasses.dataclass(frozen=True)
-class _ReportingEnvironment(Environment):
-    """An environment that reports the calls of its rollout. It serves one rollout, because `stream` has its state.
+# Called with a turn's text, and the call with which it ended.
+_OnTurn = Callable[[str, ToolCall | None], None]
 
-    Attributes:
-      report: receives 'call' with a valid `ToolCall`, and 'result' with that of any call.
-      stream: reports the policy's text. This class closes it at the end of every turn.
-    """
+
+@dataclasses.dataclass(frozen=True)
+class _ShownEnvironment(Environment):
+    """An environment that shows the turns that a stop string ends, and the results of calls."""
 
     _: dataclasses.KW_ONLY
-    report: Report
-    stream: TagStream
+    on_turn: _OnTurn
+    on_result: Callable[[ToolCall], None]
 
     def end_turn(self, text: str) -> TurnEnd:
-        """Returns how the episode continues, as `Environment` does; reports the end of the text, then the call."""
         end = super().end_turn(text)
-        is_valid_call = end.call is not None and end.call.is_valid
-        # The stream is closed before the call is reported: it may still hold back the last text of the turn.
-        self.stream.close(call_was_valid=is_valid_call)
-        if is_valid_call:
-            self.report('call', end.call)
+        self.on_turn(text, end.call)
         return end
 
     def observation(self, call: ToolCall, number: int = 0) -> np.ndarray:
-        """Reports the result of a call and returns its observation."""
-        self.report('result', call)
+        self.on_result(call)
         return super().observation(call, number)
+
+
+@dataclasses.dataclass(frozen=True)
+class _ShownContext(RolloutContext):
+    """A context that shows the last turns of rollouts that no stop string ended."""
+
+    on_turn: _OnTurn | None = None
+
+    async def ask(self, role: str, *arguments: Any, **named: Any) -> list[Trajectory]:
+        rollouts = await super().ask(role, *arguments, **named)
+        for rollout in rollouts:
+            text = rollout.turns[-1].text if rollout.turns else ''
+            if self.on_turn is not None and not text.endswith(self.roles[role].env.stops):
+                self.on_turn(text, None)
+        return rollouts
 
 
 class Session:
@@ -225,18 +227,7 @@ class Session:
         has_other_form = self._form is not None and not self._form.pattern.search(text)
         if has_other_form:
             self._note_form()
-        with contextlib.ExitStack() as clock:
-            # The first answer waits for XLA to compile.
-            clock.enter_context(progress.clock('thinking'))
-
-            def report(kind: str, content: Any) -> None:
-                """Prints an event, unless the rollout is written as JSON."""
-                if not self.as_json:
-                    # The clock would overwrite the answer on the same terminal.
-                    clock.close()
-                    self.printer.report(kind, content)
-
-            trajectory = self._ask(question, number, report, stoppable)
+        trajectory = self._ask(question, number, stoppable)
         if trajectory is None:
             self.printer.line('note', 'stopped', label='')
             return
@@ -253,10 +244,8 @@ class Session:
         if warning:
             print(f'zeroplay_jax.ask: {clean(warning)}', file=sys.stderr)
 
-    def _ask(
-        self, question: Question, number: int, report: Report, stoppable: bool
-    ) -> Trajectory | None:
-        """Returns the rollout with which the recipe answers, reporting all of its rollouts; None if it was stopped.
+    def _ask(self, question: Question, number: int, stoppable: bool) -> Trajectory | None:
+        """Returns the rollout with which the recipe answers, showing all of its rollouts; None if it was stopped.
 
         `number` is the identity of the question, from which, with the seed, the randomness of its sample derives.
         """
@@ -266,33 +255,41 @@ class Session:
         tool_of_shared_tag = tools[0] if len(tools) == 1 else ''
         tags = [stop.strip('</>') for stop in role.env.call_stops]
         call_tags = {tag: tag if tag in tools else tool_of_shared_tag for tag in tags}
-        stream = TagStream(report, call_tags)
-        roles = at_temperature(context.roles, self._temperature)
-        for name, one in roles.items():
-            env = _ReportingEnvironment(**vars(one.env), report=report, stream=stream)
-            roles[name] = dataclasses.replace(one, env=env)
-        context = dataclasses.replace(context, roles=roles)
 
-        async def episode() -> Trajectory:
-            with _cancelled_by_interrupt() if stoppable else contextlib.nullcontext():
-                with asked(question, 'rollout.prompt_tokens or config.sampler.context'):
-                    return await self._recipe.answer(context, question, (number,))
+        with contextlib.ExitStack() as clock:
 
-        pools = context.scheduler.pools.values()
-        for pool in pools:
-            pool.on_tokens = _text_feeder(self._codec, stream)
-        if context.model is not None:
-            context.model.on_text = stream.feed
-        try:
-            (trajectory,) = context.scheduler.run([episode()])
-            return trajectory
-        except asyncio.CancelledError:
-            return None
-        finally:
-            for pool in pools:
-                pool.on_tokens = None
-            # Reports the end of a turn that no stop string ended, or that was stopped.
-            stream.close()
+            def show(print_it: Callable[[], None]) -> None:
+                """Prints something, unless the rollout is written as JSON."""
+                if not self.as_json:
+                    # The clock would overwrite it on the same terminal.
+                    clock.close()
+                    print_it()
+                    clock.enter_context(progress.clock('thinking'))
+
+            def on_turn(text: str, call: ToolCall | None) -> None:
+                show(lambda: self.printer.turn(text, call, call_tags))
+
+            def on_result(call: ToolCall) -> None:
+                show(lambda: self.printer.result(call))
+
+            roles = at_temperature(context.roles, self._temperature)
+            for name, one in roles.items():
+                env = _ShownEnvironment(**vars(one.env), on_turn=on_turn, on_result=on_result)
+                roles[name] = dataclasses.replace(one, env=env)
+            shown = _ShownContext(**(vars(context) | {'roles': roles}), on_turn=on_turn)
+
+            async def episode() -> Trajectory:
+                with _cancelled_by_interrupt() if stoppable else contextlib.nullcontext():
+                    with asked(question, 'rollout.prompt_tokens or config.sampler.context'):
+                        return await self._recipe.answer(shown, question, (number,))
+
+            # The first answer waits for XLA to compile.
+            clock.enter_context(progress.clock('thinking'))
+            try:
+                (trajectory,) = context.scheduler.run([episode()])
+                return trajectory
+            except asyncio.CancelledError:
+                return None
 
     def _record(self, question: str, trajectory: Trajectory) -> Json:
         """Returns a rollout as JSON: turns with their calls, and the text of the context by author (`text_spans`)."""
@@ -349,26 +346,6 @@ def search_warning(index: api.Index) -> str:
             'passages, in the language of the question'
         )
     return failure
-
-
-def _text_feeder(codec: Codec, stream: TagStream) -> Callable[[tuple[int, ...], list[int]], None]:
-    """Returns a listener (`SlotPool.on_tokens`) that feeds the text of newly sampled tokens to a stream."""
-    # The decoder is incremental, because a token may end inside a character.
-    decoder = codecs.getincrementaldecoder('utf-8')('replace')
-    last: tuple[int, ...] = ()
-
-    def feed(identity: tuple[int, ...], ids: list[int]) -> None:
-        nonlocal last
-        # Rollouts follow one another in the only slot, and one that no stop string ended leaves its turn open.
-        if identity != last:
-            stream.close()
-            decoder.reset()
-        last = identity
-        # The end-of-turn token is not text of the policy.
-        pieces = [codec.token_bytes[token] for token in ids if token not in codec.eos_ids]
-        stream.feed(decoder.decode(b''.join(pieces)))
-
-    return feed
 
 
 @contextlib.contextmanager

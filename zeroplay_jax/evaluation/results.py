@@ -106,7 +106,7 @@ class SetResults:
         """Returns 'questions', 'mean' (`means`), and 'answered': per question what was asked and its result."""
         records = []
         for asked, result in zip(self.asked, self.answered, strict=True):
-            record = asked | dataclasses.asdict(result)
+            record = {**asked, **dataclasses.asdict(result)}
             if not result.samples:
                 del record['samples'], record['vote']
             records.append(record)
@@ -176,10 +176,9 @@ class Results:
             'sets': {name: one.to_json() for name, one in self.sets.items()},
         }
 
-    def write(self, path: pathlib.Path, more: Mapping[str, Any] | None = None) -> None:
-        """Writes a file that `read` reads, with further fields."""
-        record = self.to_json() | dict(more or {})
-        write_text(path, json.dumps(record, ensure_ascii=False, indent=1) + '\n')
+    def write(self, path: pathlib.Path) -> None:
+        """Writes a file that `read` reads."""
+        write_text(path, json.dumps(self.to_json(), ensure_ascii=False, indent=1) + '\n')
 
     def kinds(self) -> list[str]:
         """Returns by which rules a question is scored: 'score', or 'mean', 'best' and 'vote' of several samples.

@@ -85,7 +85,8 @@ def results(
             first = record.answers[task.id][0]
             answered.append(Answered(_rounded(score), first.searches, first.redundancy, first.text))
         sets[set_name] = SetResults.of([task.question for task in tasks], answered)
-    return Results(settings, sets).to_json() | {
+    return {
+        **Results(settings, sets).to_json(),
         'tasks': len(tasks),
         'rubrics': sum(len(task.rubrics) for task in tasks),
         'samples': samples,

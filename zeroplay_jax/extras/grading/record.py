@@ -52,7 +52,7 @@ def load_tasks(path: str) -> list[RubricTask]:
     """
     tasks: dict[str, RubricTask] = {}
     for number, question, record in files.numbered_open_tasks(path):
-        task_id = record.get('id', number)
+        task_id = number if record.get('id') is None else record['id']
         # isinstance would accept true, because bool is a subclass of int.
         if type(task_id) not in (int, str) or not str(task_id).strip():
             raise UserError(f'{path}, line {number}: "id" is no text or whole number; leave it out')
