@@ -4,8 +4,8 @@
     make quickstart CORPUS=texts WORKDIR=runs/own
 
 The corpus is a folder of .txt and .md files, or JSON lines or TSV of passages (retrieval/README.md). Long texts are
-cut into passages. Questions are made of documents that training never reads; --eval takes a file of your own instead.
-Passages, index and questions are written into the workdir, the run itself into run/ in it. The same command
+cut into passages. Questions are made of documents that training never reads; --config.eval.file=FILE asks your own
+instead. Passages, index and questions are written into the workdir, the run itself into run/ in it. The same command
 resumes at the step that was interrupted. Further arguments are settings of the run (configs/english.py):
 --config.FIELD=VALUE.
 """
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 import json
 import os
 import pathlib
@@ -25,7 +24,6 @@ from typing import Any
 from zeroplay_jax.configuration import command_line, fields, rules
 from zeroplay_jax.data import files
 from zeroplay_jax.extras import load_extra
-from zeroplay_jax.mini.question_form import BLANK
 from zeroplay_jax.retrieval import cleaning, downloads, json_text, progress
 from zeroplay_jax.retrieval.command import RESUMABLE, Parser, exit_status, path_or_packaged
 from zeroplay_jax.retrieval.rows import COMPRESSED
@@ -68,12 +66,6 @@ def _parser() -> Parser:
         help='created if it is missing (runs/ and the name of the corpus)',
     )
     parser.add_argument(
-        '--eval',
-        type=pathlib.Path,
-        metavar='FILE',
-        help='JSON lines of your own questions with answers, instead of held-out sentences',
-    )
-    parser.add_argument(
         '--encoder',
         choices=('lexical', 'bm25'),
         default='lexical',
@@ -102,6 +94,8 @@ def _arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str
     fields.set_fields(config, run_flags)
     config.policy.path = downloads.fetch(config.policy.path)
     rules.check_checkpoint(config, recipe_class(config.recipe))
+    if config.eval.file:
+        files.questions(config.eval.file)
     args.corpus = args.corpus.expanduser()
     workdir = args.workdir or pathlib.Path('runs', _corpus_name(args.corpus) or 'corpus')
     check_is_folder(workdir)
@@ -111,10 +105,6 @@ def _arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str
         raise UserError(
             f'{args.workdir}: the workdir lies in the corpus {args.corpus}; name a folder outside of it with --workdir'
         )
-    if args.eval is not None:
-        args.eval = args.eval.expanduser()
-        # Called for its errors only; the run reads the questions itself.
-        files.questions(str(args.eval))
     return args, run_flags
 
 
@@ -129,18 +119,14 @@ def _corpus_name(corpus: pathlib.Path) -> str:
 
 def _origin(args: argparse.Namespace) -> Json:
     """Returns all values that the files in the workdir depend on, by argument; reads the whole corpus."""
-    sources = [args.corpus, *filter(None, [args.eval])]
     with progress.clock('checksum of the corpus'):
         # The contents are hashed, not the times, so that a copied or unpacked corpus has the same hash. What cannot be
         # read is left out of the corpus as well.
-        hashes = []
-        for source in sources:
-            paths = [path for path in files_of(source) if os.access(path, os.R_OK)]
-            names = [text_name(source, path) for path in paths]
-            hashes.append(digest(list(zip(names, disk.file_digests(paths), strict=True))))
+        paths = [path for path in files_of(args.corpus) if os.access(path, os.R_OK)]
+        names = [text_name(args.corpus, path) for path in paths]
+        contents = digest(list(zip(names, disk.file_digests(paths), strict=True)))
     made_with = [_PASSAGE_WORDS, _QUESTIONS, _FILES_VERSION]
-    of_sources = dict(itertools.zip_longest(('corpus', 'eval'), hashes, fillvalue=''))
-    return {**of_sources, 'encoder': args.encoder, 'version': made_with}
+    return {'corpus': contents, 'encoder': args.encoder, 'version': made_with}
 
 
 def _check_origin(workdir: pathlib.Path, origin: Json) -> None:
@@ -189,7 +175,7 @@ def _make_corpus(args: argparse.Namespace, origin: Json) -> None:
 
 
 def _make_questions(args: argparse.Namespace) -> None:
-    """Writes the documents to train on and, without --eval, the held-out questions."""
+    """Writes the held-out questions, and the documents to train on."""
     documents_path = args.workdir / 'documents.jsonl'
     if documents_path.exists():
         return
@@ -200,29 +186,14 @@ def _make_questions(args: argparse.Namespace) -> None:
                 yield item
                 bar.update()
 
-    # The user's own questions may be about any document, so none is held out.
-    count = 0 if args.eval else _QUESTIONS
-    cloze_files = load_extra('inputs', 'cloze_files')
-    split = cloze_files.build(passages, str(args.corpus), count, _SPLIT_SEED, _MAX_DOCUMENTS)
-    if count:
-        files.write_lines(args.workdir / 'questions.jsonl', split.questions)
-        # Searches of training leave these passages out (`retrieval.held_out`).
-        files.write_lines(args.workdir / 'held_out.jsonl', split.held_out_passages)
-        _report('questions', split)
-        _warn(args.corpus, split.warning)
-    else:
-        own = files.questions(str(args.eval))
-        unread = sum(BLANK not in question.text for question in own)
-        if unread:
-            _warn(
-                args.eval,
-                f'{unread} of {len(own)} questions have no {BLANK}; the policy for English texts only fills in blanks',
-            )
-        _report(
-            'questions',
-            f'the {len(own)} of {args.eval}; {len(split.documents)} passages to train on, among them those that these '
-            'questions are about',
-        )
+    split = load_extra('inputs', 'cloze_files').build(
+        passages, str(args.corpus), _QUESTIONS, _SPLIT_SEED, _MAX_DOCUMENTS
+    )
+    files.write_lines(args.workdir / 'questions.jsonl', split.questions)
+    # Searches of training leave these passages out (`retrieval.held_out`).
+    files.write_lines(args.workdir / 'held_out.jsonl', split.held_out_passages)
+    _report('questions', split)
+    _warn(args.corpus, split.warning)
     # Written last: its existence means that all files are complete.
     files.write_lines(documents_path, split.documents)
 
@@ -265,8 +236,6 @@ def _prepare(argv: Sequence[str] | None) -> list[str]:
         f'--workdir={args.workdir / "run"}',
         f'--config.seed={args.seed}',
     ]
-    if args.eval is not None:
-        command.append(f'--config.eval.file={args.eval}')
     text = f'{args.workdir}; it can be stopped at any time, the same command resumes'
     _report('self-play', text)
     return [*command, *run_flags]

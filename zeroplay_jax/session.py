@@ -189,7 +189,11 @@ class Session:
             )
         else:
             opened = build.open_policy(config)
-        self._index = api.open_corpus(config, READY_SECONDS)
+        index = api.open_corpus(config, READY_SECONDS)
+        # As the user named it, not by its fingerprint.
+        places = {'http': config.retrieval.url, 'folder': config.retrieval.path}
+        about = places.get(config.retrieval.kind, index.about)
+        self._index = dataclasses.replace(index, about=about)
         self._context = open_roles(config, opened, self._index.corpus)
         self._codec = opened.codec
         # The question is checked before the weights are loaded, which takes longest.
