@@ -89,7 +89,7 @@ def make_files(folder):
         'elsewhere': result([1.0, 0.0], retrieval='other'),
     }
     for name, content in results.items():
-        (folder / f'{name}.json').write_text(json.dumps(content))
+        (folder / f'{name}.json').write_text(json.dumps(content.to_json()))
 
 
 if __name__ == '__main__':

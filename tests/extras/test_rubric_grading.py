@@ -298,9 +298,8 @@ def test_a_prompt_that_is_too_long_is_found_before_anything_is_played(tmp_path):
     tasks = write_tasks(tmp_path / 'tasks.jsonl', 3)
     long = dataclasses.replace(tasks[1].question, text='x' * 41)
     tasks[1] = dataclasses.replace(tasks[1], question=long)
-    config = types.SimpleNamespace(recipe='scope')
     with pytest.raises(UserError, match='tasks.jsonl, line 2: .* 41 tokens with its prompt, 40 at'):
-        graded.check_tasks(Context(), config, tasks, 'tasks.jsonl', [])
+        graded.check_prompts(Context(), 'solver', tasks, 'tasks.jsonl')
 
 
 def test_a_rubric_that_the_rule_judge_cannot_read_is_found_before_anything_is_played(tmp_path):
@@ -309,11 +308,9 @@ def test_a_rubric_that_the_rule_judge_cannot_read_is_found_before_anything_is_pl
     mixed = {'task': 'Describe it.', 'rubrics': [*readable['rubrics'], 'Is polite.']}
     path.write_text('\n'.join(map(json.dumps, (readable, mixed))))
     tasks = load_tasks(str(path))
-    context, config = Context(), types.SimpleNamespace(recipe='scope')
-    judges = [graded.NamedJudge('judge', 'rule')]
-    graded.check_tasks(context, config, tasks[:1], 'tasks.jsonl', judges)
+    graded.check_rubrics_of_rule(tasks[:1], 'tasks.jsonl')
     with pytest.raises(UserError, match=r'tasks.jsonl, line 2: rubric 2 states no fact'):
-        graded.check_tasks(context, config, tasks, 'tasks.jsonl', judges)
+        graded.check_rubrics_of_rule(tasks, 'tasks.jsonl')
 
 
 def test_a_damaged_line_of_the_record_is_named(tmp_path):

@@ -82,10 +82,6 @@ class Plan:
         return sampling
 
 
-class _OnlyEstimate(Exception):
-    """Ends an evaluation of which only the estimate was wanted."""
-
-
 class NamedJudge(NamedTuple):
     """A judge of a graded evaluation.
 
@@ -103,8 +99,7 @@ class NamedJudge(NamedTuple):
 def evaluate(config: Config, plan: Plan) -> dict[str, Any]:
     """Plays and grades the tasks that are not recorded yet; writes the results and returns them.
 
-    Prints the estimate before the weights are loaded. With `plan.only_estimate` nothing else happens, and the numbers
-    of the estimate are returned.
+    Prints the estimate before the policy is loaded; with `plan.only_estimate` it is returned, and nothing else happens.
 
     Raises:
       UserError: an unusable file, a folder of another evaluation, or too many failed tool calls or judgements.
@@ -114,6 +109,8 @@ def evaluate(config: Config, plan: Plan) -> dict[str, Any]:
     # Tasks keep their positions in the file, so that an answer does not depend on the limit.
     tasks = files.sample(all_tasks, plan.limit or len(all_tasks), config.seed)
     judges = _judges(config)
+    if any(judge.key == 'rule' for judge in judges):
+        check_rubrics_of_rule(tasks, path)
     settings = {**config.to_dict(), 'evaluation': plan.sampling}
     free = [*fields.changeable_fields(config)]
     # Answers do not depend on judges, and grades are named by them.
@@ -124,24 +121,22 @@ def evaluate(config: Config, plan: Plan) -> dict[str, Any]:
         with GradingRecord(plan.folder) as record:
             todo = estimate(tasks, [judge.key for judge in judges], record, plan.samples)
 
+            if plan.only_estimate:
+                return todo
+            print(json.dumps(todo), flush=True)
+
             def before_weights(context: RolloutContext) -> None:
-                """Refuses long prompts, rubrics that no rule reads, judges without verdicts; prints the estimate."""
-                check_tasks(context, config, tasks, path, judges)
-                print(json.dumps(todo), flush=True)
-                if plan.only_estimate:
-                    raise _OnlyEstimate
+                """Refuses long prompts, and judges without verdicts."""
+                check_prompts(context, recipe_class(config.recipe).evaluated_role, tasks, path)
                 for name, key, _ in judges:
                     if config[name].kind == 'endpoint' and todo['judgements'][key]:
                         check_judge(context, _settings_of(config, name), ['grade'], name)
 
-            try:
-                run = build.build(
-                    config,
-                    before_weights=before_weights,
-                    date=plan.date or run_folder.start_date([plan.folder]),
-                )
-            except _OnlyEstimate:
-                return todo
+            run = build.build(
+                config,
+                before_weights=before_weights,
+                date=plan.date or run_folder.start_date([plan.folder]),
+            )
             inputs['retrieval'] = {run.library.about: {}}
             inputs |= run_folder.template_entry(run.template)
             _check_inputs(plan.folder, inputs)
@@ -272,30 +267,22 @@ def estimate(
     return {'tasks': len(tasks), 'rollouts': unplayed * samples, 'judgements': asked}
 
 
-def check_tasks(
-    context: RolloutContext,
-    config: Any,
-    tasks: Sequence[RubricTask],
-    path: str,
-    judges: Sequence[NamedJudge],
+def check_prompts(
+    context: RolloutContext, role: str, tasks: Sequence[RubricTask], path: str
 ) -> None:
-    """Refuses tasks with a prompt longer than the role's limit, or a rubric that the rule judge cannot read.
-
-    Args:
-      path: file of the tasks, for the error.
-
-    Raises:
-      UserError: the first such task.
-    """
-    role = recipe_class(config.recipe).evaluated_role
-    has_rule = any(judge.key == 'rule' for judge in judges)
+    """Raises UserError for a task with a prompt longer than the role's limit; `path`: file of the tasks."""
     for task in tasks:
         try:
             check_prompt(context, role, task.question)
         except UserError as error:
             raise UserError(f'{path}, line {task.line}: {error}') from None
+
+
+def check_rubrics_of_rule(tasks: Sequence[RubricTask], path: str) -> None:
+    """Raises UserError for a rubric that the rule judge cannot read; `path`: file of the tasks."""
+    for task in tasks:
         for number, rubric in enumerate(task.rubrics, 1):
-            if has_rule and not RuleJudge.can_read(rubric):
+            if not RuleJudge.can_read(rubric):
                 raise UserError(
                     f'{path}, line {task.line}: rubric {number} states no fact of the miniature worlds, and the rule '
                     'judge reads no other; give --config.judge.kind=endpoint or policy'
