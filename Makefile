@@ -58,7 +58,7 @@ ifeq ($(CORPUS),)
 	@echo "== self-play into $$WORKDIR, seed $(SEED); it can be stopped at any time; the same command resumes it"
 	@$(RUN) -m zeroplay_jax.main --config=configs/quickstart.py --workdir="$$WORKDIR" --config.seed=$(SEED) $(ARGS)
 else
-	@$(RUN) -m zeroplay_jax.quickstart --corpus "$$CORPUS" $${WORKDIR:+--workdir "$$WORKDIR"} $${EVAL:+--eval "$$EVAL"} \
+	@$(RUN) -m zeroplay_jax.quickstart --corpus "$$CORPUS" $${WORKDIR:+--workdir "$$WORKDIR"} $${EVAL:+--config.eval.file="$$EVAL"} \
 	  --encoder '$(ENCODER)' --seed '$(SEED)' $(ARGS)
 endif
 

@@ -408,7 +408,11 @@ def main(argv=None) -> None:
         rows.append([ARMS[name].text, *map(_cell, columns[name])])
     for name in names[1:] if len(seeds) > 1 else []:
         pairs = zip(columns[names[0]], columns[name], strict=True)
-        gains = [interval_text(difference(*pair, paired=True), sign='+') for pair in pairs]
+        gains = []
+        for first, other in pairs:
+            # Against an exact 0 the interval is that of the paired differences.
+            paired = [x - y for x, y in zip(other, first, strict=True)]
+            gains.append(interval_text(difference([0.0], paired), sign='+'))
         rows.append([f'{name} - {names[0]}', *('' if 'nan' in gain else gain for gain in gains)])
     if arguments.svg:
         draw(arguments.svg, before, [results[names[0], seed]['after'] for seed in seeds])

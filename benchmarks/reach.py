@@ -119,7 +119,7 @@ def play(
     run: RunContext, policy: str, questions: Sequence[Question], samples: int, recipe: Recipe
 ) -> list[Count]:
     """Returns the counts of questions that the published weights answer."""
-    from zeroplay_jax.evaluation.question_sets import ask_question
+    from zeroplay_jax.evaluation.answering import answer
     from zeroplay_jax.objectives.answers import exact_match
     from zeroplay_jax.selfplay.answers import final_answer
 
@@ -130,7 +130,7 @@ def play(
 
     async def count(index: int, question: Question) -> Count:
         """Returns the counts of one question."""
-        played = await ask_question(context, recipe, (0, index), question, samples, 1.0)
+        played = await answer(context, recipe, (0, index), question, samples, 1.0)
         enough = [each for each in played if different_searches(each) >= question.hops]
         role = recipe.evaluated_role
         pending = [force(context, role, each, question.hops) for each in played[:FORCED_SAMPLES]]

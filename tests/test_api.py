@@ -15,7 +15,7 @@ from trajectories import ASKS_SOLVER, make_trajectory
 
 import zeroplay_jax as zp
 from zeroplay_jax.configuration.fields import set_fields
-from zeroplay_jax.evaluation.play import evaluate
+from zeroplay_jax.evaluation.answering import evaluate
 from zeroplay_jax.objectives import policy_gradient
 from zeroplay_jax.objectives.losses import POLICY_LOSSES
 from zeroplay_jax.retrieval.client import Client
@@ -259,11 +259,11 @@ REPORTED = {
     "index.search(['Batos'])": ("index.search(['Batos'])", 'search: the query is a list'),
     "zp.policy_loss(…, [['1', '0'], …])": (
         "zp.policy_loss(policy, ROLLOUTS, [['1', '0'], ['0', '1']])",
-        'policy_loss: rewards is not a table of numbers',
+        'policy_loss: rewards of question 0 are',
     ),
     'zp.policy_loss(…, [[1e308, 0], …])': (
         'zp.policy_loss(policy, ROLLOUTS, [[0.0, 1.0], [1e308, 0.0]])',
-        'policy_loss: reward 0 of question 1 is 1e+308',
+        'policy_loss: rewards of question 1 are [1e+308, 0.0]',
     ),
     "zp.score with a metric that returns '1'": (
         "zp.score(ROLLOUTS, ['Rome', 'Paris'], score_of_digit)",

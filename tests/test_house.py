@@ -360,7 +360,7 @@ CORPUS = '-m zeroplay_jax.quickstart --corpus'
         (
             """ "CORPUS=my 'own' \\"texts\\" (a, b) & c" 'WORKDIR=runs/a b' 'EVAL=the questions.jsonl' ENCODER=bm25
             SEED=7 "ARGS=--config.schedule.hop_ratio='(1,)' --config.solver.steps=1" """,
-            f"""{CORPUS} "my 'own' \\"texts\\" (a, b) & c" --workdir 'runs/a b' --eval 'the questions.jsonl'
+            f"""{CORPUS} "my 'own' \\"texts\\" (a, b) & c" --workdir 'runs/a b' '--config.eval.file=the questions.jsonl'
             --encoder bm25 --seed 7 '--config.schedule.hop_ratio=(1,)' --config.solver.steps=1""",
         ),
     ],

@@ -11,7 +11,7 @@ from trajectories import make_trajectory
 
 from benchmarks import reach
 from benchmarks.command import RESULTS
-from zeroplay_jax.evaluation import question_sets
+from zeroplay_jax.evaluation import answering
 from zeroplay_jax.rollout.call_syntax import syntax_of
 from zeroplay_jax.rollout.environment import Environment, Limits
 from zeroplay_jax.tools.search import SearchTool
@@ -95,11 +95,11 @@ def test_counts_of_a_question(monkeypatch):
 
     recipe = types.SimpleNamespace(evaluated_role='solver')
 
-    async def ask_question(context, answers, identity, question, samples, temperature):
+    async def answer(context, answers, identity, question, samples, temperature):
         assert (answers, identity, samples, temperature) == (recipe, (0, 0), 3, 1.0)
         return played
 
-    monkeypatch.setattr(question_sets, 'ask_question', ask_question)
+    monkeypatch.setattr(answering, 'answer', answer)
     context, _ = context_of(answered('Al', 'Gumu'), answered('Bob', 'Gumu'))
     run = types.SimpleNamespace(evaluation=context)
     (count,) = reach.play(run, 'start', [Question('Who?', ('Bob',), 2)], 3, recipe)

@@ -47,7 +47,7 @@ def show():
     load_libraries()
     warnings.filterwarnings('ignore', '.* found in sys.modules after import', RuntimeWarning)
     # No policy is loaded for these answers.
-    sys.modules['zeroplay_jax.evaluation.agent'].Session = None
+    sys.modules['zeroplay_jax.session'].Session = None
     os.environ['PYTHONPATH'] = os.pathsep.join(map(str, PATHS))
     os.chdir(ROOT)
     with tempfile.TemporaryDirectory() as name:
@@ -89,7 +89,7 @@ def make_files(folder):
         'elsewhere': result([1.0, 0.0], retrieval='other'),
     }
     for name, content in results.items():
-        (folder / f'{name}.json').write_text(json.dumps(content))
+        (folder / f'{name}.json').write_text(json.dumps(content.to_json()))
 
 
 if __name__ == '__main__':

@@ -6,10 +6,11 @@ Every function composes the parts that a training run uses, so equal settings an
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import numbers
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -43,7 +44,7 @@ from zeroplay_jax.selfplay.answers import final_answer, metric_score
 from zeroplay_jax.selfplay.library import SearchableCorpus
 from zeroplay_jax.selfplay.recipe import RoleSpec, recipe_class
 from zeroplay_jax.selfplay.update import rows_loss, set_advantages
-from zeroplay_jax.settings.kinds import ConfigError
+from zeroplay_jax.settings.kinds import ConfigError, is_server
 from zeroplay_jax.settings.schema import TrainedRole
 from zeroplay_jax.tools.base import Tool
 from zeroplay_jax.tools.registry import build_tools
@@ -165,17 +166,24 @@ def open_index(source: str | pathlib.Path = '', settings: ConfigDict | None = No
     """
     settings = _copy('open_index', settings)
     command_line.prepare_process()
-    if not source:
-        corpus, questions = library_builder.held_out_corpus_and_questions(settings)
-        return Index(corpus, 'the miniature world', questions)
-    if str(source).startswith(('http://', 'https://')):
-        settings.retrieval.update(kind='http', url=str(source))
+    place = str(source)
+    if not place:
+        settings.retrieval.kind = 'world'
+    elif is_server(place):
+        settings.retrieval.update(kind='http', url=place)
     else:
-        settings.retrieval.update(kind='folder', path=_fetched('open_index', str(source)))
+        settings.retrieval.update(kind='folder', path=_fetched('open_index', place))
         # That of a stored config may be a name on the Hub or an address.
         settings.retrieval.encoder = _fetched('open_index', settings.retrieval.encoder)
-    corpus, about = library_builder.open_real_corpus(settings)
-    return Index(corpus, about)
+    return open_corpus(settings)
+
+
+def open_corpus(settings: ConfigDict, ready_seconds: float | None = None) -> Index:
+    """Returns the corpus of `settings.retrieval`; `ready_seconds`: how long a server may take, None: as in a run."""
+    if settings.retrieval.kind == 'world':
+        corpus, questions = library_builder.held_out_corpus_and_questions(settings)
+        return Index(corpus, 'the miniature world', questions)
+    return Index(*library_builder.open_real_corpus(settings, ready_seconds))
 
 
 def sample_rollouts(
@@ -408,8 +416,11 @@ def _settings_of(folder: pathlib.Path) -> ConfigDict | None:
     base = adapter_config.base_folder(folder)
     if not all((base / name).is_file() for name in ('config.json', 'tokenizer.json')):
         return None
-    settings = policy_settings.settings(folder)
-    # The devices of its run are not those of this machine.
+    return on_this_machine(policy_settings.settings(folder))
+
+
+def on_this_machine(settings: ConfigDict) -> ConfigDict:
+    """Sets the devices of a stored config, which are those of its run, to the defaults; returns the config."""
     defaults = fields.default_config()
     for name in ('mesh', 'cpu_devices', 'distributed'):
         settings[name] = defaults[name]
@@ -430,17 +441,10 @@ def _copy(function: str, settings: ConfigDict | None) -> ConfigDict:
     return settings.copy_and_resolve_references()
 
 
-# ---- arguments -------------------------------------------------------------------------------------
-#
-# An error is one line: the function, the argument and the remedy.
+# An error about an argument is one line: the function, the argument and the remedy.
 
 
 _FLAT_ROLLOUTS = 'give what sample_rollouts returns: one list of rollouts per question'
-
-
-def _kind(value: Any) -> str:
-    """Returns the name of a value's type, for an error text."""
-    return type(value).__name__
 
 
 def check_type(argument: str, value: Any, kind: Any, fix: str) -> None:
@@ -449,21 +453,14 @@ def check_type(argument: str, value: Any, kind: Any, fix: str) -> None:
     Args:
       argument: 'function: name', for the error.
       value: of the argument.
-      kind: as `isinstance` takes it.
+      kind: as `isinstance` takes it; a text is no `Sequence`.
       fix: what to give.
 
     Raises:
       UserError: one line.
     """
-    if not isinstance(value, kind):
-        raise UserError(f'{argument} is a {_kind(value)}; {fix}')
-
-
-def check_list(argument: str, value: Any, fix: str) -> None:
-    """Refuses an argument that is no list, as `check_type`: a text is none."""
-    check_type(argument, value, Sequence, fix)
-    if isinstance(value, str):
-        raise UserError(f'{argument} is a str; {fix}')
+    if not isinstance(value, kind) or (kind is Sequence and isinstance(value, str)):
+        raise UserError(f'{argument} is a {type(value).__name__}; {fix}')
 
 
 def check_settings(function: str, settings: Any) -> None:
@@ -480,12 +477,8 @@ def check_policy(function: str, policy: Any) -> None:
 
 
 def check_questions(questions: Any) -> None:
-    """Refuses questions that are not a list of texts, and blank ones.
-
-    Raises:
-      UserError: one line.
-    """
-    check_list('sample_rollouts: questions', questions, 'give a list of texts')
+    """Refuses questions that are not a list of texts, and blank ones, as `check_type`."""
+    check_type('sample_rollouts: questions', questions, Sequence, 'give a list of texts')
     for number, question in enumerate(questions):
         argument = f'sample_rollouts: questions[{number}]'
         check_type(argument, question, str, 'give texts, such as question.text')
@@ -494,11 +487,7 @@ def check_questions(questions: Any) -> None:
 
 
 def check_sampling(temperature: Any, **whole_numbers: Any) -> None:
-    """Refuses a temperature, or one of the whole numbers samples, seed and step, that cannot be sampled with.
-
-    Raises:
-      UserError: one line.
-    """
+    """Raises UserError for a temperature, samples, seed or step that cannot be sampled with."""
     for name, value in whole_numbers.items():
         least = 1 if name == 'samples' else 0
         is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
@@ -513,45 +502,31 @@ def check_sampling(temperature: Any, **whole_numbers: Any) -> None:
 
 
 def check_tools(tools: Any) -> None:
-    """Refuses what is not a list of names and Tool objects, two tools of one name, and Tools that fail their check.
-
-    Raises:
-      UserError: one line.
-    """
-    check_list('sample_rollouts: tools', tools, "give a list, such as ['search']")
+    """Refuses what is not a list of names and Tool objects, two tools of one name, and Tools that fail their check."""
+    check_type('sample_rollouts: tools', tools, Sequence, "give a list, such as ['search']")
+    names = []
     for tool in tools:
-        if isinstance(tool, type) and issubclass(tool, Tool):
-            raise UserError(
-                f'sample_rollouts: the tool {tool.__name__} is a class; give an object, {tool.__name__}(…)'
-            )
         fix = 'give names and objects of zeroplay_jax.tools.base.Tool'
         check_type('sample_rollouts: a tool', tool, str | Tool, fix)
+        names.append(tool.name if isinstance(tool, Tool) else tool)
         if isinstance(tool, Tool):
             try:
                 tool.check()
             except ValueError as error:
                 raise UserError(f'sample_rollouts: a tool cannot be used: {error}') from None
-    names = [tool.name if isinstance(tool, Tool) else tool for tool in tools]
-    for name in names:
-        if names.count(name) > 1:
-            raise UserError(
-                f'sample_rollouts: tools: two have the name {name!r}; leave one out or rename it'
-            )
+    if len(set(names)) < len(names):
+        raise UserError(
+            f'sample_rollouts: tools: {names} has a name twice; leave one out or rename it'
+        )
 
 
 def check_rollouts(function: str, rollouts: Any) -> None:
-    """Refuses rollouts that are not one list of rollouts per question.
-
-    Raises:
-      UserError: one line.
-    """
-    check_list(f'{function}: rollouts', rollouts, _FLAT_ROLLOUTS)
+    """Refuses rollouts that are not one list of rollouts per question, as `check_type`."""
+    check_type(f'{function}: rollouts', rollouts, Sequence, _FLAT_ROLLOUTS)
     for number, samples in enumerate(rollouts):
-        is_list = isinstance(samples, Sequence) and not isinstance(samples, str)
-        if not is_list or not all(isinstance(sample, Trajectory) for sample in samples):
-            raise UserError(
-                f'{function}: rollouts[{number}] is not a list of rollouts; {_FLAT_ROLLOUTS}'
-            )
+        check_type(f'{function}: rollouts[{number}]', samples, Sequence, _FLAT_ROLLOUTS)
+        for sample in samples:
+            check_type(f'{function}: a rollout', sample, Trajectory, _FLAT_ROLLOUTS)
 
 
 def answer_texts(answers: Any, rollouts: Sequence[Sequence[Trajectory]]) -> list[list[str]]:
@@ -562,7 +537,7 @@ def answer_texts(answers: Any, rollouts: Sequence[Sequence[Trajectory]]) -> list
     """
     answers = _plain(answers)
     fix = 'give a list with the accepted answers of each question'
-    check_list('score: answers', answers, fix)
+    check_type('score: answers', answers, Sequence, fix)
     if len(answers) != len(rollouts):
         raise UserError(
             f'score: {len(answers)} entries of answers for {len(rollouts)} questions; give one per question'
@@ -593,37 +568,19 @@ def reward_table(rewards: Any, rollouts: Sequence[Sequence[Trajectory]]) -> list
     Raises:
       UserError: one line; the shape differs from that of `rollouts`, or a reward is no finite number or too large.
     """
-    fix = 'give one list per question with one number per rollout, such as zp.score returns'
-    try:
-        table = [_floats(values) for values in rewards]
-    except (TypeError, ValueError):
-        raise UserError(
-            f'policy_loss: rewards is not a table of numbers ({_kind(rewards)}); {fix}'
-        ) from None
-    if len(table) != len(rollouts):
-        raise UserError(
-            f'policy_loss: rewards for {len(table)} questions and rollouts of {len(rollouts)}; {fix}'
-        )
-    for number, (values, samples) in enumerate(zip(table, rollouts, strict=True)):
-        if len(values) != len(samples):
+    check_type('policy_loss: rewards', rewards, Iterable, 'give a table such as zp.score returns')
+    table = []
+    pairs = itertools.zip_longest(rewards, rollouts, fillvalue=())
+    for number, (of_question, samples) in enumerate(pairs):
+        values = np.asarray(of_question)
+        are_numbers = values.shape == (len(samples),) and values.dtype.kind in 'biuf'
+        if not are_numbers or not (abs(values) <= LARGEST_REWARD).all():
             raise UserError(
-                f'policy_loss: {len(values)} rewards for the {len(samples)} rollouts of question {number}; {fix}'
+                f'policy_loss: rewards of question {number} are {values.tolist()!r}, of {len(samples)} rollouts; give '
+                f'a finite number up to {LARGEST_REWARD} for each, such as zp.score returns'
             )
-        for sample, value in enumerate(values):
-            if not abs(value) <= LARGEST_REWARD:
-                raise UserError(
-                    f'policy_loss: reward {sample} of question {number} is {value}; give finite numbers up to '
-                    f'{LARGEST_REWARD}'
-                )
+        table.append(list(map(float, values)))
     return table
-
-
-def _floats(values: Any) -> list[float]:
-    """Returns numbers as floats; TypeError for another content, such as a text of digits or a complex number."""
-    values = list(values)
-    if any(isinstance(value, str | np.complexfloating) for value in values):
-        raise TypeError
-    return [float(value) for value in values]
 
 
 def role_settings(loss: str | losses.LossFunction, settings: Mapping[str, Any]) -> ConfigDict:

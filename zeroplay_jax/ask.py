@@ -18,39 +18,31 @@ from __future__ import annotations
 import argparse
 import io
 import logging
-import math
 import os
 import pathlib
 import signal
 import sys
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ml_collections import ConfigDict
 
-from zeroplay_jax.configuration import command_line, fields
-from zeroplay_jax.configuration.places import (
-    addresses,
-    fetch_addresses,
-    fetch_model,
-    policy_folder,
-)
+from zeroplay_jax.configuration import command_line, fields, places
 from zeroplay_jax.evaluation.render import Printer
-from zeroplay_jax.extras import load_extra
 from zeroplay_jax.mini.question_form import form_of
 from zeroplay_jax.policy import adapter_config
 from zeroplay_jax.retrieval import downloads, progress
-from zeroplay_jax.retrieval.command import Parser, number_type, show_messages, similar_path
+from zeroplay_jax.retrieval.command import Parser, number_type, show_messages
 from zeroplay_jax.selfplay.recipe import recipe_class
 from zeroplay_jax.settings import schema
-from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, is_server, refuse
+from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, ConfigError, is_server, refuse
 from zeroplay_jax.tools import registry
 from zeroplay_jax.training.policy_settings import settings
 from zeroplay_jax.types import UserError
 
 if TYPE_CHECKING:
-    from zeroplay_jax.evaluation.agent import Session, SeveralSessions
+    from zeroplay_jax.session import Session
 
 EXAMPLES = """examples:
   python -m zeroplay_jax.ask
@@ -60,7 +52,7 @@ EXAMPLES = """examples:
   python -m zeroplay_jax.ask --policy runs/own/policy/solver --index indexes/own --json "who wrote it" > answer.json
   python -m zeroplay_jax.ask --policy Qwen2.5-3B-Instruct --syntax qwen --tools search,open
   python -m zeroplay_jax.ask --policy Qwen2.5-3B-Instruct --tools search --mcp-servers mcp.json
-  python -m zeroplay_jax.ask --index http://127.0.0.1:8000 --topk 5 < questions.txt
+  python -m zeroplay_jax.ask --index http://127.0.0.1:8000 < questions.txt
   python -m zeroplay_jax.ask --policy runs/own/policy/solver --config.rollout.turn_tokens=256 "who wrote it"
 
 --config.FIELD=VALUE sets any field of the config with which the policy is asked, as in the other commands.
@@ -68,38 +60,12 @@ EXAMPLES = """examples:
 exit status: 0; 2 after a mistake in the command, which is named in one line; 130 after Ctrl-C.
 """
 
-# Read from the config schema, because rollout/call_syntax.py would load transformers before the command is checked.
+_NAME = 'zeroplay_jax.ask'
 _POLICY_FIELD = '--config.policy.path='
+# Read from the config schema, because rollout/call_syntax.py would load transformers before the command is checked.
 SYNTAXES: tuple[str, ...] = typing.get_args(schema.Tools.model_fields['syntax'].annotation)
 # Follows the name of the policy above a prompt without --policy.
 BUILT_IN_REMARK = ' (as it ships; --policy zeroplay_jax/mini/clean is seldom wrong)'
-
-
-# ---- command line --------------------------------------------------------------------------------
-
-
-def _tool_names(text: str) -> tuple[str, ...]:
-    """An argparse type: names of tools with commas between them."""
-    names = tuple(name.strip() for name in text.split(','))
-    for name in names:
-        try:
-            registry.check_name(name)
-        except UserError as error:
-            message = str(error).removeprefix('config.tools.names: ')
-            raise argparse.ArgumentTypeError(message) from None
-    return names
-
-
-def _mcp_servers(text: str) -> str:
-    """An argparse type: an address over HTTP, or a file of MCP servers."""
-    try:
-        if not is_server(text):
-            load_extra('mcp').read_servers(text)
-    except UserError as error:
-        raise argparse.ArgumentTypeError(
-            str(error).removeprefix('config.tools.mcp_servers=')
-        ) from None
-    return text
 
 
 def _parser() -> Parser:
@@ -125,13 +91,11 @@ def _parser() -> Parser:
     parser.add_argument(
         '--tools',
         metavar='NAME,…',
-        type=_tool_names,
         help=f'{", ".join(registry.BUILT_IN)}, or package.module:attribute',
     )
     parser.add_argument(
         '--mcp-servers',
         metavar='FILE',
-        type=_mcp_servers,
         help='JSON file with "mcpServers", whose tools are offered beside the others, or the address of one server',
     )
     parser.add_argument(
@@ -140,30 +104,11 @@ def _parser() -> Parser:
         help='how tools are called: <search>…</search> (search_r1), <tool_call>{json}</tool_call> (qwen), …',
     )
     parser.add_argument(
-        '--turns',
-        metavar='N',
-        type=number_type(int, 1),
-        help='largest number of turns; the last one cannot call a tool',
-    )
-    parser.add_argument(
-        '--topk',
-        metavar='N',
-        type=number_type(int, 1),
-        help='passages per search (fewer if the corpus has fewer)',
-    )
-    parser.add_argument(
         '--temperature',
         metavar='T',
         type=number_type(float, 0),
         default=0.0,
         help='0, the default, is greedy',
-    )
-    parser.add_argument(
-        '--seed',
-        metavar='N',
-        type=number_type(int, 0),
-        default=0,
-        help='seed of the samples, for a temperature above 0',
     )
     parser.add_argument(
         '--json',
@@ -217,45 +162,32 @@ def _check_encoding(question: str) -> None:
     )
 
 
-# ---- how a policy is asked -----------------------------------------------------------------------
-
-
 def _policy_folder(path: str | None) -> pathlib.Path | str:
     """Returns the folder of --policy, or of the built-in checkpoint if `path` is None; a server's address as it is.
 
     Raises:
       UserError: the folder is not a checkpoint; the error lists checkpoints inside it.
     """
-    if path is not None and is_server(path):
+    if path is None:
+        return BUILT_IN_CHECKPOINT
+    if is_server(path):
         return path
-    folder = BUILT_IN_CHECKPOINT
-    if path is not None:
-        folder = pathlib.Path(
-            downloads.fetch_model(downloads.fetch(command_line.policy_of_iteration(path)))
-        )
-    fix = 'name a Hugging Face folder (config.json, tokenizer.json, *.safetensors)'
-    # A likely mistake: the folder of a run, or of `make quickstart CORPUS=…`, instead of a policy in it.
-    files_inside: list[pathlib.Path] = []
-    for pattern in ('*', 'policy/*', 'run/policy/*'):
+    path = downloads.fetch_model(downloads.fetch(command_line.policy_of_iteration(path)))
+    config = fields.default_config()
+    config.policy.path = path
+    try:
+        refuse(config, places.policy_folder(config, recipe_class(config.recipe)))
+    except ConfigError as error:
+        # A likely mistake: the folder of a run, or of `make quickstart CORPUS=…`, instead of a policy in it.
+        folder = pathlib.Path(path)
+        inside = []
         for name in ('tokenizer.json', adapter_config.CONFIG_FILE):
-            files_inside += sorted(folder.glob(f'{pattern}/{name}'))
-    if files_inside:
-        policies = ', '.join(sorted(str(file.parent) for file in files_inside))
-        fix = f'name a policy in it: {policies}'
-    elif (folder / 'checkpoints').is_dir():
-        fix = f'write its weights first: python -m zeroplay_jax.export {folder} --out exported'
-    if not folder.is_dir():
-        raise UserError(f'--policy {path}: no such folder; {fix}{similar_path(folder)}')
-    # An adapter takes architecture and tokenizer from its base.
-    base = adapter_config.base_folder(folder)
-    for place, pattern in (
-        (base, 'config.json'),
-        (base, 'tokenizer.json'),
-        (folder, '*.safetensors'),
-    ):
-        if not any(place.glob(pattern)):
-            raise UserError(f'--policy {place}: the folder has no {pattern}; {fix}')
-    return folder
+            for pattern in ('*', 'policy/*', 'run/policy/*'):
+                inside += [str(file.parent) for file in folder.glob(f'{pattern}/{name}')]
+        if not inside:
+            raise
+        raise UserError(f'{error}; in it are {", ".join(sorted(inside))}') from None
+    return pathlib.Path(path)
 
 
 def _with_flags(config: ConfigDict, args: argparse.Namespace) -> ConfigDict:
@@ -264,63 +196,34 @@ def _with_flags(config: ConfigDict, args: argparse.Namespace) -> ConfigDict:
     Raises:
       UserError: the index folder is missing, or a field that cannot be set.
     """
-    config.seed = args.seed
     if args.syntax is not None:
         config.tools.syntax = args.syntax
     if args.tools is not None:
-        config.tools.names = args.tools
+        config.tools.names = tuple(name.strip() for name in args.tools.split(','))
     if args.mcp_servers is not None:
         config.tools.mcp_servers = args.mcp_servers
         # Their tools join those of --tools or of the run.
         if 'mcp' not in config.tools.names:
             config.tools.names = (*config.tools.names, 'mcp')
-    _set_lengths(config, args.turns, args.topk)
     if args.index is not None:
         fields.set_fields(config, command_line.index_fields(args.index))
     fields.set_fields(config, args.fields)
+    for name in config.tools.names:
+        registry.check_name(name)
     recipe = recipe_class(config.recipe)
-    refuse(config, addresses(config, recipe))
+    refuse(config, places.addresses(config, recipe))
     if is_server(config.policy.path):
-        refuse(config, policy_folder(config, recipe))
+        refuse(config, places.policy_folder(config, recipe))
     # No other file of the policy's run is read.
     if config.retrieval.kind == 'folder':
-        fetch_addresses(config, section_name='retrieval')
+        places.fetch_addresses(config, section_name='retrieval')
         encoder = config.retrieval.encoder
-        config.retrieval.encoder = fetch_model('config.retrieval.encoder', encoder)
-    manifest = pathlib.Path(config.retrieval.path) / 'manifest.json'
-    if config.retrieval.kind == 'folder' and not manifest.is_file():
-        problem = f'--index {args.index}: not an index folder'
-        if args.index is None:
-            problem = f'{config.retrieval.path} (searched by its run): not an index folder'
+        config.retrieval.encoder = places.fetch_model('config.retrieval.encoder', encoder)
         # A policy that reads English has no corpus of its own outside a run.
         if not config.retrieval.path:
-            problem = '--policy: this policy searches no built-in corpus'
-        raise UserError(
-            f'{problem}; build one with python -m zeroplay_jax.retrieval.build and name it with --index'
-        )
+            raise UserError('this policy searches no built-in corpus; name an index with --index')
+        refuse(config, places.index_folder(config, recipe))
     return config
-
-
-def _set_lengths(config: ConfigDict, turns: int | None, top_k: int | None) -> None:
-    """Sets turns and passages per search in place, if they are not None.
-
-    More passages lengthen observations in proportion; the context grows with the tokens of all turns and observations.
-    """
-    rollout = config.rollout
-    tokens_before = rollout.max_turns * (rollout.turn_tokens + rollout.observation_tokens)
-    if turns is not None:
-        rollout.max_turns = turns
-    if top_k is not None:
-        # Fewer passages do not shrink the observation: passages differ in length.
-        passages = max(top_k, config.tools.top_k)
-        scaled_tokens = rollout.observation_tokens * passages
-        rollout.observation_tokens = math.ceil(scaled_tokens / config.tools.top_k)
-        config.tools.top_k = top_k
-    tokens_after = rollout.max_turns * (rollout.turn_tokens + rollout.observation_tokens)
-    config.sampler.context += max(0, tokens_after - tokens_before)
-
-
-# ---- asking --------------------------------------------------------------------------------------
 
 
 def _is_coloured() -> bool:
@@ -339,11 +242,26 @@ def _exit_at_once(*_: Any) -> NoReturn:
     os._exit(130)
 
 
-def _run_prompt(session: Session | SeveralSessions, remark: str) -> int:
+def _answer(sessions: Sequence[Session], question: str, stoppable: bool = False) -> bool:
+    """Has all policies answer; a mistake of the user is one line on stderr, and False is returned."""
+    try:
+        _check_encoding(question)
+        for session in sessions:
+            if len(sessions) > 1 and not session.as_json:
+                session.printer.line('note', str(session.folder), label='policy')
+            session.answer(question, stoppable)
+    except UserError as error:
+        print(f'{_NAME}: {error}', file=sys.stderr, flush=True)
+        return False
+    return True
+
+
+def _run_prompt(sessions: Sequence[Session], remark: str) -> int:
     """Asks the questions typed at a terminal until Ctrl-D or Ctrl-C; returns the exit status."""
     import readline  # noqa: F401, input() edits lines with it
 
-    session.greet(remark)
+    for session in sessions:
+        session.greet(remark)
     while True:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
@@ -354,13 +272,13 @@ def _run_prompt(session: Session | SeveralSessions, remark: str) -> int:
         except KeyboardInterrupt:
             print()
             return 130
-        # While an answer runs, the agent installs a handler of its own.
+        # While an answer runs, the session installs a handler of its own.
         signal.signal(signal.SIGINT, lambda *_: None)
         if question.strip():
-            session.try_to_answer(question, stoppable=True)
+            _answer(sessions, question, stoppable=True)
 
 
-def _run_pipe(session: Session | SeveralSessions) -> int:
+def _run_pipe(sessions: Sequence[Session]) -> int:
     """Asks every line of stdin; returns the exit status, 2 if some line could not be asked."""
     status = 0
     for line in sys.stdin:
@@ -368,30 +286,24 @@ def _run_pipe(session: Session | SeveralSessions) -> int:
         question = line.removeprefix('\ufeff').strip()
         if not question:
             continue
+        if not sessions[0].as_json:
+            sessions[0].printer.line('question', question)
         # A question that cannot be asked does not stop the others.
-        try:
-            _check_encoding(question)
-        except UserError as error:
-            print(f'zeroplay_jax.ask: {error}', file=sys.stderr, flush=True)
-            status = 2
-            continue
-        if not session.as_json:
-            session.printer.line('question', question)
-        if not session.try_to_answer(question):
+        if not _answer(sessions, question):
             status = 2
     return status
 
 
 def _load(
     args: argparse.Namespace, configs: Mapping[pathlib.Path | str, ConfigDict]
-) -> Session | SeveralSessions:
-    """Loads libraries, corpus and the weights in each folder, and returns the session."""
+) -> list[Session]:
+    """Loads libraries, corpus and the weights in each folder, and returns a session for each."""
     command_line.prepare_process()
     # This import loads JAX, so it follows the checks of the command.
-    from zeroplay_jax.evaluation import agent
+    from zeroplay_jax import session
 
-    sessions = [
-        agent.Session(
+    return [
+        session.Session(
             config,
             folder,
             Printer(_is_coloured()),
@@ -402,7 +314,6 @@ def _load(
         )
         for folder, config in configs.items()
     ]
-    return sessions[0] if len(sessions) == 1 else agent.SeveralSessions(sessions)
 
 
 def _run(argv: list[str] | None) -> int:
@@ -423,13 +334,13 @@ def _run(argv: list[str] | None) -> int:
     # Libraries now load in C++ code, where a KeyboardInterrupt would be delayed.
     signal.signal(signal.SIGINT, _exit_at_once)
     with progress.clock('loading libraries, index and policy'):
-        session = _load(args, configs)
+        sessions = _load(args, configs)
     if args.question is not None:
-        return 0 if session.try_to_answer(args.question) else 2
+        return 0 if _answer(sessions, args.question) else 2
     if sys.stdin.isatty() and sys.stdout.isatty():
-        return _run_prompt(session, BUILT_IN_REMARK if args.policy is None else '')
+        return _run_prompt(sessions, BUILT_IN_REMARK if args.policy is None else '')
     # A prompt in a pipe would mix with the answers.
-    return _run_pipe(session)
+    return _run_pipe(sessions)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -3,16 +3,16 @@
     python -m zeroplay_jax.compare base.json trained.json
     python -m zeroplay_jax.compare base.json iteration1.json iteration2.json iteration3.json --format=latex
     python -m zeroplay_jax.compare base.json seed0.json,seed1.json,seed2.json
-    python -m zeroplay_jax.compare a0.json,a1.json,a2.json b0.json,b1.json,b2.json --paired
+    python -m zeroplay_jax.compare a0.json,a1.json,a2.json b0.json,b1.json,b2.json
     python -m zeroplay_jax.compare runs/a runs/b runs/c --format=markdown
 
 Question sets and their average are columns. A result, or a side of several runs, has a row of mean scores, and one of
 the difference from the first, with 95 % intervals. Of single results the interval is Newcombe's for pairs, as in the
 table of a run: it covers the choice of questions only, and two seeds of one config can differ by more. Of several runs
-it covers the runs, such as seeds, on these questions: Welch's t interval; Student's over the differences of run i and
-run i with --paired, and over the runs of the other side if one side is a single file, such as the policy before
-training; ± is the standard deviation over runs. Results of several samples per question have a row each for their
-mean, with the standard deviation over samples, for the best one (pass@k) and for the majority's.
+it covers the runs, such as seeds, on these questions: Welch's t interval; Student's over the runs of the other side if
+one side is a single file, such as the policy before training; ± is the standard deviation over runs. Results of several
+samples per question have a row each for their mean, with the standard deviation over samples, for the best one (pass@k)
+and for the majority's.
 Results are refused if the retriever, the corpus, the number of passages per query, the metric, the judge, the date, the
 temperature or the numbers of samples or questions differ: their difference would not measure the policy. Other prompts,
 tools or numbers of turns or tokens, which papers compare, are named in a line. Refused are also two results of one run
@@ -30,33 +30,17 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from zeroplay_jax.evaluation import protocols, question_sets, report_builder, statistics, tables
-from zeroplay_jax.retrieval import downloads, json_text, objects
+from zeroplay_jax.evaluation import protocols, report_builder, statistics, tables
+from zeroplay_jax.evaluation.results import Results, compare, heading, shared_sets
+from zeroplay_jax.retrieval import downloads, objects
 from zeroplay_jax.retrieval.command import Parser, exit_status
 from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.runtime import signals
 from zeroplay_jax.runtime.workdir import local_run
 from zeroplay_jax.types import Json, UserError
 
-_ADVICE = 'name a file of zeroplay_jax.evaluate --out'
 # Heading of a side → its results.
-Sides = Mapping[str, list[dict]]
-
-
-def _read_result(path: pathlib.Path) -> dict:
-    """Returns the result in a file of `zeroplay_jax.evaluate --out`; UserError for another file."""
-    # The user knows the address of a file in a bucket, not the path of its copy.
-    address = downloads.address_of(str(path))
-    try:
-        result = json_text.read_object(path)
-        # Any JSON file parses; these two fields tell a result from another file.
-        if not {'settings', 'sets'} <= result.keys():
-            raise ValueError('it has no "settings" and "sets"')
-    except OSError as error:
-        raise UserError(f'{address}: cannot be read ({error.strerror}); {_ADVICE}') from None
-    except ValueError as error:
-        raise UserError(f'{address}: not a result ({error}); {_ADVICE}') from None
-    return result
+Sides = Mapping[str, list[Results]]
 
 
 def _parser() -> Parser:
@@ -73,11 +57,6 @@ def _parser() -> Parser:
         'with commas between; or workdirs of runs',
     )
     parser.add_argument(
-        '--paired',
-        action='store_true',
-        help='run i of a side belongs to run i of the others, such as by its seed',
-    )
-    parser.add_argument(
         '--protocol',
         choices=protocols.PROTOCOLS,
         default='',
@@ -90,21 +69,16 @@ def _parser() -> Parser:
 def _sides(args: argparse.Namespace) -> list[list[str]]:
     """Returns the files of each side; raises UserError for sides of different numbers, but a first one of its own."""
     sides = [side.split(',') for side in args.sides]
-    numbers = [len(side) for side in sides]
     # One interval covers what all differences have in common. The first side may be one file.
-    if len(set(numbers if args.paired else numbers[1:])) > 1:
-        flag = '--paired: ' if args.paired else ''
+    numbers = [len(side) for side in sides[1:]]
+    if len(set(numbers)) > 1:
         raise UserError(
-            f'{flag}sides of {", ".join(map(str, numbers))} files; give as many of each side'
-        )
-    if args.paired and numbers[0] == 1:
-        raise UserError(
-            '--paired: one pair has no variance; give two pairs or more, or leave it out'
+            f'sides of {", ".join(map(str, numbers))} files; give as many of each side but the first'
         )
     return sides
 
 
-def _read_side(files: list[str]) -> tuple[str, list[dict]]:
+def _read_side(files: list[str]) -> tuple[str, list[Results]]:
     """Returns the heading of a side and its results.
 
     The heading is the name of its file, or how many there are.
@@ -113,11 +87,11 @@ def _read_side(files: list[str]) -> tuple[str, list[dict]]:
       UserError: a file is no result, or two are of one run: they would count as two.
     """
     paths = [pathlib.Path(downloads.fetch(file, is_file=True)) for file in files]
-    results = [_read_result(path) for path in paths]
+    results = list(map(Results.read, paths))
     file_of_run: dict[str, str] = {}
     for file, result in zip(files, results, strict=True):
         # Policies that no run exported name none.
-        run = result['settings'].get(run_record.HASH_FIELD) or str(pathlib.Path(file).resolve())
+        run = result.settings.get(run_record.HASH_FIELD) or str(pathlib.Path(file).resolve())
         if run in file_of_run:
             raise UserError(
                 f'{file_of_run[run]} and {file} are of the same run; give one result of each run'
@@ -132,38 +106,39 @@ def _read_sides(files_of_sides: list[list[str]]) -> Sides:
     Raises:
       UserError: as `_read_side`, or results that cannot be compared.
     """
-    sides: dict[str, list[dict]] = {}
+    sides: dict[str, list[Results]] = {}
     for files in files_of_sides:
-        heading, results = _read_side(files)
+        name, results = _read_side(files)
         # Two folders may have files of one name.
-        if heading in sides and not files[1:]:
-            heading = f'{pathlib.Path(files[0]).absolute().parent.name}, {heading}'
-        while heading in sides:
-            heading += "'"
-        sides[heading] = results
-    results = [result for side in sides.values() for result in side]
-    for heading, of_side in sides.items():
-        notes = [question_sets.check_comparable(results[0], result) for result in of_side]
+        if name in sides and not files[1:]:
+            name = f'{pathlib.Path(files[0]).absolute().parent.name}, {name}'
+        while name in sides:
+            name += "'"
+        sides[name] = results
+    everything = [result for side in sides.values() for result in side]
+    for name, of_side in sides.items():
+        notes = [everything[0].differences(result) for result in of_side]
         if any(notes):
-            print(
-                f'note: {heading}: not the policy alone differs, but {max(notes)}', file=sys.stderr
-            )
-    names = question_sets.shared_sets(results)
-    for result in results:
-        result['sets'] = {name: result['sets'][name] for name in names}
-    return sides
+            print(f'note: {name}: not the policy alone differs, but {max(notes)}', file=sys.stderr)
+    names = shared_sets(everything)
+    return {
+        name: [
+            Results(one.settings, {shared: one.sets[shared] for shared in names}) for one in of_side
+        ]
+        for name, of_side in sides.items()
+    }
 
 
-def _run_means(results: list[dict], kind: str) -> dict[str, list[float]]:
+def _run_means(results: list[Results], kind: str) -> dict[str, list[float]]:
     """Returns {set or AVERAGE: score of each run}."""
-    figures_of_runs = [question_sets.figures(result, kind) for result in results]
+    figures_of_runs = [result.figures(kind) for result in results]
     return {name: [of_run[name].mean for of_run in figures_of_runs] for name in figures_of_runs[0]}
 
 
-def _scores(results: list[dict], kind: str) -> dict[str, tables.Figure]:
+def _scores(results: list[Results], kind: str) -> dict[str, tables.Figure]:
     """Returns {set or AVERAGE: mean score} of a side."""
     if len(results) == 1:
-        return question_sets.figures(results[0], kind)
+        return results[0].figures(kind)
     return {
         name: tables.Figure(float(np.mean(means)), deviation=float(np.std(means, ddof=1)))
         for name, means in _run_means(results, kind).items()
@@ -171,40 +146,37 @@ def _scores(results: list[dict], kind: str) -> dict[str, tables.Figure]:
 
 
 def _differences(
-    baselines: list[dict], candidates: list[dict], kind: str, paired: bool
+    baselines: list[Results], candidates: list[Results], kind: str
 ) -> dict[str, tables.Figure]:
     """Returns {set or AVERAGE: difference} of a side from the first."""
     if len(baselines) == len(candidates) == 1:
-        intervals = question_sets.compare(baselines[0], candidates[0], kind)
+        intervals = compare(baselines[0], candidates[0], kind)
     else:
         before, after = _run_means(baselines, kind), _run_means(candidates, kind)
-        intervals = {
-            name: statistics.difference(before[name], after[name], paired) for name in before
-        }
+        intervals = {name: statistics.difference(before[name], after[name]) for name in before}
     return {name: tables.Figure.of(interval, sign='+') for name, interval in intervals.items()}
 
 
-def _rows(sides: Sides, paired: bool) -> dict[str, dict[str, tables.Figure]]:
+def _rows(sides: Sides) -> dict[str, dict[str, tables.Figure]]:
     """Returns heading → row: scores of all sides, then differences from the first one."""
     (first, baselines), *others = sides.items()
-    kinds = question_sets.kinds(baselines[0])
+    kinds = baselines[0].kinds()
     rows = {}
-    for heading, results in sides.items():
+    for name, results in sides.items():
         for kind in kinds:
-            rows[question_sets.heading(heading, kind)] = _scores(results, kind)
+            rows[heading(name, kind)] = _scores(results, kind)
     for other, candidates in others:
-        heading = 'difference' if len(others) == 1 else f'{other} - {first}'
+        name = 'difference' if len(others) == 1 else f'{other} - {first}'
         for kind in kinds:
-            row = _differences(baselines, candidates, kind, paired)
-            rows[question_sets.heading(heading, kind)] = row
+            rows[heading(name, kind)] = _differences(baselines, candidates, kind)
     return rows
 
 
-def _covered(sides: Sides, paired: bool) -> str:
+def _covered(sides: Sides) -> str:
     """Returns in words what the intervals cover."""
     first, *others = (len(results) for results in sides.values())
     if others and max(first, *others) > 1:
-        return f'the runs on these questions ({statistics.statistic(first, others[0], paired)})'
+        return f'the runs on these questions ({statistics.statistic(first, others[0])})'
     of_pairs = ' (Newcombe, paired)' if others else ''
     return (
         f'the choice of questions{of_pairs}, not the seed: for that give several runs of each side'
@@ -226,9 +198,8 @@ def _run_table(args: argparse.Namespace) -> list[list[tables.Cell]]:
     Raises:
       UserError: an argument is no workdir, or a flag is for results.
     """
-    for name in ('paired', 'protocol'):
-        if getattr(args, name):
-            raise UserError(f'--{name}: is for results of evaluations, not for workdirs')
+    if args.protocol:
+        raise UserError('--protocol: is for results of evaluations, not for workdirs')
     for side in args.sides:
         if not _is_workdir(side):
             raise UserError(f'{side}: is no workdir; give workdirs alone, or results alone')
@@ -275,15 +246,15 @@ def _run(args: argparse.Namespace) -> None:
         print(tables.write(_run_table(args), args.format))
         return
     sides = _read_sides(_sides(args))
-    rows = _rows(sides, args.paired)
+    rows = _rows(sides)
     table: list[list[tables.Cell]] = []
-    for heading, figures in rows.items():
+    for name, figures in rows.items():
         row = protocols.in_form(args.protocol, figures)
-        table.append([heading, *row.values()])
+        table.append([name, *row.values()])
     print(tables.write([['', *row], *table], args.format))
     # Beside the table, which may go into a file.
     output = sys.stdout if args.format == 'text' else sys.stderr
-    print(f'The intervals of 95 % cover {_covered(sides, args.paired)}.', file=output)
+    print(f'The intervals of 95 % cover {_covered(sides)}.', file=output)
 
 
 if __name__ == '__main__':

@@ -23,7 +23,7 @@ how hard the questions are, from 1 to 5, and the scores are 0, .25, .5, .75 and 
 
 Open-ended tasks (lines with "task" and "rubrics") are graded by the judge of the config, rubric by rubric. With
 --workdir every answer and every grade is written into that folder as soon as it is there, and the same command
-continues where it was stopped; it prints a cost estimate before it begins (--estimate: nothing else), asks a second
+continues where it was stopped; it prints what is left to do before it begins (--estimate: nothing else), asks a second
 judge (config.second_judge) and measures how far both agree (docs/grading.md).
 The last line is always a JSON object.
 """
@@ -36,7 +36,7 @@ import functools
 import json
 import pathlib
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
@@ -58,15 +58,14 @@ from zeroplay_jax.objectives.registry import resolve
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.retrieval.command import LOCAL_RESULTS
 from zeroplay_jax.runtime import signals
-from zeroplay_jax.runtime.disk import write_text
 from zeroplay_jax.runtime.workdir import check_is_folder
 from zeroplay_jax.selfplay.recipe import answering_recipe, recipe_class
 from zeroplay_jax.settings.kinds import is_server
 from zeroplay_jax.settings.schema import Config
-from zeroplay_jax.types import Json, Question, UserError
+from zeroplay_jax.types import Question, UserError
 
 if TYPE_CHECKING:
-    from zeroplay_jax.evaluation.question_sets import Answered
+    from zeroplay_jax.evaluation.results import Answered, Results
     from zeroplay_jax.training.build import RunContext
 
 _CONFIG = flags.DEFINE_string('config', None, 'What to evaluate: a Python file.')
@@ -113,7 +112,7 @@ _WORKDIR = flags.DEFINE_string(
     'workdir', '', 'With --metric=rubrics: folder for answers, grades and results; resumable.'
 )
 _ESTIMATE = flags.DEFINE_bool(
-    'estimate', False, 'With --workdir: print the cost estimate only; --noestimate: evaluate.'
+    'estimate', False, 'With --workdir: print only what is left to do; --noestimate: evaluate.'
 )
 _DATE = flags.DEFINE_string(
     'date',
@@ -199,88 +198,106 @@ def _put(config: ConfigDict, changed: Collection[str], field: str, value: object
 
 def _check_flags(config: Config) -> None:
     """Raises UserError for missing files and for settings that an evaluation does not support."""
-    if _OUT.value.startswith('gs:/'):
-        raise UserError(f'--out={_OUT.value}: {LOCAL_RESULTS}')
-    _check_date(_DATE.value)
-    if _OUT.value and not _SETS.value:
-        raise UserError(
-            f'--out={_OUT.value}: is for the answers to --sets; add it, or leave it out'
-        )
-    if _OUT.value and not pathlib.Path(_OUT.value).absolute().parent.is_dir():
-        raise UserError(f'--out={_OUT.value}: its folder does not exist; create it first')
-    if not _SETS.value:
-        # The held-out questions of a config are scored by its own fields.
-        for flag in (_PROTOCOL, _ANSWERING, _METRIC, _SAMPLES, _TEMPERATURE, _LIMIT, _ANSWERER):
-            if flag.value != flag.default:
-                fix = 'add it, or leave it out'
-                if flag is _METRIC:
-                    fix = f'add it, or give --config.eval.metric={flag.value}'
-                given = flags.FLAGS[flag.name].serialize()
-                raise UserError(f'{given}: is for the questions of --sets; {fix}')
+    for problem in _problems(config):
+        raise UserError(problem)
+    if _WORKDIR.value:
+        check_is_folder(_WORKDIR.value)
+    try:
+        # The judged metrics are included so that the error lists them as well.
+        metrics = {**rewards.ANSWER_METRICS, **dict.fromkeys(_JUDGED_METRICS)}
+        resolve('metric', _METRIC.value, metrics, ('prediction', 'golds'))
+    except ValueError as error:
+        raise UserError(f'--metric={_METRIC.value}: {error}') from None
+    is_open = _METRIC.value == 'rubrics'
+    for path in _SETS.value:
+        files.check_set(path, allow_public=not is_open)
+        # Read here as well as by `_load_sets`, so that an unusable line is reported before libraries are loaded.
+        if pathlib.Path(path).is_file():
+            (files.open_tasks if is_open else files.questions)(path)
+
+
+def _problems(config: Config) -> Iterator[str]:
+    """Yields a line for every flag that has no meaning beside the others."""
+    sets, metric, out, workdir = _SETS.value, _METRIC.value, _OUT.value, _WORKDIR.value
+    if out.startswith('gs:/'):
+        yield f'--out={out}: {LOCAL_RESULTS}'
+    if not _is_day(_DATE.value):
+        yield f'--date={_DATE.value}: is not a day such as 2026-11-25'
+    if out and not sets:
+        yield f'--out={out}: is for the answers to --sets; add it, or leave it out'
+    if out and not pathlib.Path(out).absolute().parent.is_dir():
+        yield f'--out={out}: its folder does not exist; create it first'
+    # The held-out questions of a config are scored by its own fields.
+    for flag in (_PROTOCOL, _ANSWERING, _METRIC, _SAMPLES, _TEMPERATURE, _LIMIT, _ANSWERER):
+        if not sets and flag.value != flag.default:
+            given = flags.FLAGS[flag.name].serialize()
+            field = f'give --config.eval.metric={metric}' if flag is _METRIC else 'leave it out'
+            yield f'{given}: is for the questions of --sets; add it, or {field}'
     if _TEMPERATURE.value == 0 and _SAMPLES.value > 1:
-        raise UserError(
-            f'--temperature=0: {_SAMPLES.value} greedy samples are equal; raise it, or give --samples=1'
-        )
+        problem = f'{_SAMPLES.value} greedy samples are equal'
+        yield f'--temperature=0: {problem}; raise it, or give --samples=1'
     if config.distributed.mode != 'off':
-        raise UserError('config.distributed.mode: an evaluation runs in one process; set it to off')
-    _check_metric(_METRIC.value)
-    _check_answering(_ANSWERING.value, config.tools.names)
-    if is_server(config.policy.path):
-        for flag in (_ANSWERER, _WORKDIR, _DATE):
-            if flag.value:
-                raise UserError(
-                    f'--{flag.name}={flag.value}: is for a policy in a folder, not at a server; leave it out'
-                )
-    is_rating = _METRIC.value == 'rating'
+        yield 'config.distributed.mode: an evaluation runs in one process; set it to off'
+    yield from _problems_of_ways(config)
+    for flag in (_ANSWERER, _WORKDIR, _DATE):
+        if flag.value and is_server(config.policy.path):
+            given = f'--{flag.name}={flag.value}'
+            yield f'{given}: is for a policy in a folder, not at a server; leave it out'
+    is_rating = metric == 'rating'
     is_beyond_rule = is_rating or config.retrieval.kind != 'world'
-    if _METRIC.value in _JUDGED_METRICS and config.judge.kind == 'rule' and is_beyond_rule:
-        raise UserError(
-            f'--metric={_METRIC.value}: the rule (config.judge.kind) works in the miniature worlds only, and does not '
-            'rate; set it to policy or endpoint'
+    if metric in _JUDGED_METRICS and config.judge.kind == 'rule' and is_beyond_rule:
+        yield (
+            f'--metric={metric}: the rule (config.judge.kind) works in the miniature worlds only, and does not rate; '
+            'set it to policy or endpoint'
         )
     for flag in (_ANSWERING, _ANSWERER, _SAMPLES, _TEMPERATURE):
         if is_rating and flag.present:
-            raise UserError(f'--{flag.name}: --metric=rating asks for no answers; leave one out')
-    _check_workdir(config)
+            yield f'--{flag.name}: --metric=rating asks for no answers; leave one out'
+    has_second_judge = config.second_judge.kind != 'none'
+    for name, is_set in (
+        ('--estimate', _ESTIMATE.value),
+        ('config.second_judge.kind', has_second_judge),
+    ):
+        if is_set and not workdir:
+            yield f'{name}: needs a folder for the grades; add --workdir=FOLDER'
+    if workdir and (metric != 'rubrics' or len(sets) != 1):
+        fix = 'add --metric=rubrics --sets=FILE, or leave it out'
+        yield f'--workdir={workdir}: is for one file of open tasks; {fix}'
+    for flag in (_ANSWERER, _OUT):
+        if workdir and flag.value:
+            yield f'--{flag.name}={flag.value}: has no effect with --workdir; leave it out'
+    if workdir and config.second_judge.kind == 'rule' and config.retrieval.kind != 'world':
+        problem = 'the rule works in the miniature worlds only'
+        yield f'config.second_judge.kind=rule: {problem}; set it to endpoint'
     # The average is a column beside those of the sets.
-    names = {tables.AVERAGE, *(pathlib.Path(path).stem for path in _SETS.value)}
-    if len(names) <= len(_SETS.value):
+    if len({tables.AVERAGE, *(pathlib.Path(path).stem for path in sets)}) <= len(sets):
         problem = f'two sets have one name, or one that of the {tables.AVERAGE}; rename a file'
-        if len(set(_SETS.value)) < len(_SETS.value):
+        if len(set(sets)) < len(sets):
             problem = 'one set is given twice; name it once'
-        raise UserError(f'--sets={",".join(_SETS.value)}: {problem}')
-    for path in _SETS.value:
-        files.check_set(path, allow_public=_METRIC.value != 'rubrics')
-        # Read here as well as by `_load_sets`, so that an unusable line is reported before libraries are loaded.
-        if pathlib.Path(path).is_file():
-            (files.open_tasks if _METRIC.value == 'rubrics' else files.questions)(path)
+        yield f'--sets={",".join(sets)}: {problem}'
 
 
-def _check_answering(ways: Sequence[str], tools: Sequence[str]) -> None:
-    """Raises UserError for unknown ways of answering, missing tools, and flags that allow no other than search."""
+def _problems_of_ways(config: Config) -> Iterator[str]:
+    """Yields lines for unknown ways of answering, missing tools, and flags that allow no other than search."""
+    ways = _ANSWERING.value
     flag = f'--answering={",".join(ways)}'
     if not ways or not set(ways) <= set(protocols.WAYS):
-        raise UserError(f'{flag}: give some of {", ".join(protocols.WAYS)}, with commas between')
+        yield f'{flag}: give some of {", ".join(protocols.WAYS)}, with commas between'
     metric = '--metric=rubrics' if _METRIC.value == 'rubrics' else ''
     other = metric or (_ANSWERER.value and f'--answerer={_ANSWERER.value}')
     if other and ways != ['search']:
-        raise UserError(f'{flag}: {other} is for --answering=search; leave one out')
+        yield f'{flag}: {other} is for --answering=search; leave one out'
     # A server or a package may offer a search, too; that is known once it is loaded.
-    if {'retrieve', 'interleave'} & set(ways) and set(tools) <= {'open'}:
-        raise UserError(f'{flag}: needs a search; add search to config.tools.names')
+    if {'retrieve', 'interleave'} & set(ways) and set(config.tools.names) <= {'open'}:
+        yield f'{flag}: needs a search; add search to config.tools.names'
 
 
-def _check_date(date: str) -> None:
-    """Raises UserError unless `date` is '' or a day such as 2026-11-25."""
-    if not date:
-        return
+def _is_day(date: str) -> bool:
+    """Returns whether `date` is '' or a day such as 2026-11-25; other forms would be recorded as other days."""
     try:
-        day = datetime.date.fromisoformat(date).isoformat()
+        return not date or datetime.date.fromisoformat(date).isoformat() == date
     except ValueError:
-        day = ''
-    # Other forms, such as 20261125, would be recorded as other days.
-    if day != date:
-        raise UserError(f'--date={date}: is not a day such as 2026-11-25')
+        return False
 
 
 def _judgements(config: Config) -> tuple[str, ...]:
@@ -293,41 +310,6 @@ def _judgements(config: Config) -> tuple[str, ...]:
     return tuple(names[metric] for metric in metrics if metric in names)
 
 
-def _check_workdir(config: Config) -> None:
-    """Raises UserError for flags that --workdir needs or does not allow."""
-    if not _WORKDIR.value:
-        for flag, is_set in (
-            ('--estimate', _ESTIMATE.value),
-            ('config.second_judge.kind', config.second_judge.kind != 'none'),
-        ):
-            if is_set:
-                raise UserError(f'{flag}: needs a folder for the grades; add --workdir=FOLDER')
-        return
-    check_is_folder(_WORKDIR.value)
-    if _METRIC.value != 'rubrics' or len(_SETS.value) != 1:
-        raise UserError(
-            f'--workdir={_WORKDIR.value}: is for one file of open tasks; add --metric=rubrics --sets=FILE, or leave it '
-            'out'
-        )
-    for flag, value in (('--answerer', _ANSWERER.value), ('--out', _OUT.value)):
-        if value:
-            raise UserError(f'{flag}={value}: has no effect with --workdir; leave it out')
-    if config.second_judge.kind == 'rule' and config.retrieval.kind != 'world':
-        raise UserError(
-            'config.second_judge.kind=rule: the rule works in the miniature worlds only; set it to endpoint'
-        )
-
-
-def _check_metric(name: str) -> None:
-    """Raises UserError unless the metric is built in, judged or an importable function."""
-    # The judged metrics are included so that the error lists them as well.
-    metrics = {**rewards.ANSWER_METRICS, **dict.fromkeys(_JUDGED_METRICS)}
-    try:
-        resolve('metric', name, metrics, ('prediction', 'golds'))
-    except ValueError as error:
-        raise UserError(f'--metric={name}: {error}') from None
-
-
 def _evaluate_held_out(config: Config, run: RunContext) -> None:
     """Asks the library's held-out questions; prints the mean and its 95 % interval, per hop count and in all.
 
@@ -337,14 +319,14 @@ def _evaluate_held_out(config: Config, run: RunContext) -> None:
       UserError: too many searches or judgements failed.
       TrainingStopped: no search found a passage.
     """
-    from zeroplay_jax.evaluation import play, statistics
+    from zeroplay_jax.evaluation import answering, statistics
     from zeroplay_jax.training import outcome
 
     items = run.library.evaluation_items
     recipe = answering_recipe(config)
     with progress.Bar(len(items), 'questions', shown=config.progress) as bar:
         metric = config.eval.metric
-        correct, rows = play.evaluate(run.evaluation, items, 0, recipe, bar.update, metric)
+        correct, rows = answering.evaluate(run.evaluation, items, 0, recipe, bar.update, metric)
     # Checked before anything is printed: figures of an evaluation with failed searches would mislead.
     outcome.raise_if_nothing_found(config, run.check_and_reset_failures())
     failed = sum(row.drop == 'failed' for row in rows)
@@ -392,7 +374,7 @@ def _evaluate_in_workdir(config: Config) -> None:
     )
     result = graded.evaluate(config, plan)
     if not _ESTIMATE.value:
-        print(graded.summary_text(result, plan.folder))
+        print((plan.folder / graded.PAGE).read_text(encoding='utf-8'))
         # What there is per task is in results.json.
         result = {name: result[name] for name in ('judges', 'agreement', 'answers')}
     print(json.dumps(result))
@@ -411,7 +393,7 @@ def _load_sets(seed: int) -> dict[str, list[Question]]:
 
 def _evaluate_sets(config: Config, run: RunContext, sets: Mapping[str, list[Question]]) -> None:
     """Asks the questions of --sets; prints a table of mean figures and a JSON object, and writes --out."""
-    from zeroplay_jax.evaluation import question_sets
+    from zeroplay_jax.evaluation.results import Results, SetResults
     from zeroplay_jax.training import build
 
     if _ANSWERER.value:
@@ -419,35 +401,32 @@ def _evaluate_sets(config: Config, run: RunContext, sets: Mapping[str, list[Ques
         run.publish_weights([_ANSWERER_WEIGHTS], build.load_like(run, folder))
     settings = _result_settings(config, run)
     is_alone = len(_ANSWERING.value) == 1
-    results: dict[str, Json] = {}
-    rounded_means: dict[str, dict[str, dict[str, float]]] = {}
+    results: dict[str, Results] = {}
+    rounded: dict[str, dict[str, dict[str, float]]] = {}
     for way in dict.fromkeys(_ANSWERING.value):
         # A way has the same randomness beside others as alone.
         first_number = protocols.WAYS.index(way) * len(sets)
-        answered_of_set: dict[str, tuple[Sequence[Question], Sequence[Answered]]] = {}
-        rounded_means[way] = {}
+        of_sets: dict[str, SetResults] = {}
+        rounded[way] = {}
         for number, (name, questions) in enumerate(sets.items(), first_number):
             answered = _answer_set(config, run, number, name, questions, way)
-            answered_of_set[name] = (questions, answered)
-            means = question_sets.means(answered)
-            rounded = {metric: round(mean, 4) for metric, mean in means.items()}
-            rounded_means[way][name] = rounded
+            of_sets[name] = SetResults.of(questions, answered)
+            means = {metric: round(mean, 4) for metric, mean in of_sets[name].means().items()}
+            rounded[way][name] = means
             # The table follows the last set, which may be hours away.
-            print(f'{way}, {name}: {json.dumps(rounded)}', file=sys.stderr, flush=True)
+            print(f'{way}, {name}: {json.dumps(means)}', file=sys.stderr, flush=True)
         about = {'answering': way} if way != 'search' else {}
-        results[way] = question_sets.results({**settings, **about}, answered_of_set)
+        results[way] = Results({**settings, **about}, of_sets)
         if _OUT.value:
-            text = json.dumps(results[way], ensure_ascii=False, indent=1)
             path = pathlib.Path(_OUT.value)
-            name = path.stem if is_alone else f'{path.stem}-{way}'
-            write_text(path.with_stem(name), text + '\n')
+            results[way].write(path.with_stem(path.stem if is_alone else f'{path.stem}-{way}'))
     print(tables.write(_table(results), _FORMAT.value))
-    print(json.dumps(rounded_means[way] if is_alone else rounded_means))
+    print(json.dumps(rounded[way] if is_alone else rounded))
 
 
-def _table(results: Mapping[str, Json]) -> list[list[tables.Cell]]:
-    """Returns the rows of a table {way of answering: result}: scores, and below them what they cost."""
-    from zeroplay_jax.evaluation import question_sets
+def _table(results: Mapping[str, Results]) -> list[list[tables.Cell]]:
+    """Returns the rows of a table {way of answering: results}: scores, and below them what they cost."""
+    from zeroplay_jax.evaluation.results import heading
 
     # For package.module:function the heading is the function.
     metric = _METRIC.value.rpartition(':')[2]
@@ -455,13 +434,13 @@ def _table(results: Mapping[str, Json]) -> list[list[tables.Cell]]:
     costs: list[list[tables.Cell]] = []
     for way, result in results.items():
         prefix = '' if len(results) == 1 else f'{way}: '
-        for kind in question_sets.kinds(result):
-            row = protocols.in_form(_PROTOCOL.value, question_sets.figures(result, kind))
-            rows.append([question_sets.heading(prefix + metric, kind), *row.values()])
-        sets = result['sets'].values()
+        for kind in result.kinds():
+            row = protocols.in_form(_PROTOCOL.value, result.figures(kind))
+            rows.append([heading(prefix + metric, kind), *row.values()])
+        means = [one.means() for one in result.sets.values()]
         for name, field in (('searches', 'searches'), ('repeated', 'redundancy')):
-            costs.append([prefix + name, *(f'{one["mean"][field]:.2f}' for one in sets)])
-    costs.insert(0, ['questions', *(str(len(one['answered'])) for one in sets)])
+            costs.append([prefix + name, *(f'{one[field]:.2f}' for one in means)])
+    costs.insert(0, ['questions', *(str(len(one.answered)) for one in result.sets.values())])
     # The average has no costs.
     filled = [[*cost, *[''] * (len(row) + 1 - len(cost))] for cost in costs]
     return [['', *row], *rows, *filled]
@@ -514,7 +493,7 @@ def _answer_set(
 
 def _result_settings(config: Config, run: RunContext) -> Mapping[str, Any]:
     """Returns the settings of a result file; `zeroplay_jax.compare` requires most of them to be equal."""
-    from zeroplay_jax.evaluation import question_sets
+    from zeroplay_jax.evaluation.results import result_settings
 
     judge = ''
     if _METRIC.value in _JUDGED_METRICS:
@@ -522,7 +501,7 @@ def _result_settings(config: Config, run: RunContext) -> Mapping[str, Any]:
     temperature = _TEMPERATURE.value
     if temperature is None and _SAMPLES.value > 1:
         temperature = run.evaluation.roles[recipe_class(config.recipe).evaluated_role].temperature
-    settings = question_sets.result_settings(
+    settings = result_settings(
         config,
         policy=str(run.evaluation.model or run.folder),
         retrieval=run.library.about,

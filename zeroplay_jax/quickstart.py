@@ -4,8 +4,8 @@
     make quickstart CORPUS=texts WORKDIR=runs/own
 
 The corpus is a folder of .txt and .md files, or JSON lines or TSV of passages (retrieval/README.md). Long texts are
-cut into passages. Questions are made of documents that training never reads; --eval takes a file of your own instead.
-Passages, index and questions are written into the workdir, the run itself into run/ in it. The same command
+cut into passages. Questions are made of documents that training never reads; --config.eval.file=FILE asks your own
+instead. Passages, index and questions are written into the workdir, the run itself into run/ in it. The same command
 resumes at the step that was interrupted. Further arguments are settings of the run (configs/english.py):
 --config.FIELD=VALUE.
 """
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
 import json
 import os
 import pathlib
@@ -23,52 +22,36 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from zeroplay_jax.configuration import command_line, fields, places
-from zeroplay_jax.configuration.fields import config as packaged_config
 from zeroplay_jax.data import files
 from zeroplay_jax.extras import load_extra
-from zeroplay_jax.mini.question_form import BLANK
 from zeroplay_jax.retrieval import downloads, json_text, progress
-from zeroplay_jax.retrieval.command import (
-    RESUMABLE,
-    Parser,
-    exit_status,
-    path_or_packaged,
-    similar_path,
-)
+from zeroplay_jax.retrieval.command import RESUMABLE, Parser, exit_status, path_or_packaged
 from zeroplay_jax.retrieval.corpus import files_of, read
 from zeroplay_jax.retrieval.rows import COMPRESSED
-from zeroplay_jax.retrieval.types import RetrievalError
-from zeroplay_jax.runtime import signals
-from zeroplay_jax.runtime.disk import write_text
+from zeroplay_jax.runtime import disk, signals
+from zeroplay_jax.runtime.record import digest
 from zeroplay_jax.runtime.workdir import check_is_folder
 from zeroplay_jax.selfplay.recipe import recipe_class
 from zeroplay_jax.settings.kinds import CONFIGS, refuse
-from zeroplay_jax.types import Json, Question, UserError
+from zeroplay_jax.types import Json, UserError
 
 # The name at the start of every error line, the same as for the run.
 _NAME = 'zeroplay_jax'
 _CONFIG = 'english'
-_ENCODERS = ('lexical', 'bm25')
 _PASSAGE_WORDS = 50
 _QUESTIONS = 240
 # A quickstart draws fewer than a thousand documents; more of them would only make the file larger.
 _MAX_DOCUMENTS = 5_000
 # The split does not depend on --seed: runs with different seeds are compared on the same questions.
 _SPLIT_SEED = 0
-_BLOCK_BYTES = 1 << 20
-# Raised when the files in a workdir change, so that a workdir of an earlier version is not resumed. 2: held_out.jsonl.
-_FILES_VERSION = 2
+# Raised when the files in a workdir change, so that a workdir of an earlier version is not resumed.
+_FILES_VERSION = 3
 _CORPUS_SUFFIXES = ('.txt', '.md', '.json', '.jsonl', '.tsv', '.parquet', *COMPRESSED)
-# Folder of the run in the workdir.
-_RUN = 'run'
 
 
 def _parser() -> Parser:
     """Returns the parser of the command's own arguments; settings of the run are not among them."""
-    parser = Parser(
-        prog='python -m zeroplay_jax.quickstart',
-        description=__doc__,
-    )
+    parser = Parser(prog='python -m zeroplay_jax.quickstart', description=__doc__)
     parser.add_argument(
         '--corpus',
         type=path_or_packaged,
@@ -83,15 +66,9 @@ def _parser() -> Parser:
         help='created if it is missing (runs/ and the name of the corpus)',
     )
     parser.add_argument(
-        '--eval',
-        type=pathlib.Path,
-        metavar='FILE',
-        help='JSON lines of your own questions with answers, instead of held-out sentences',
-    )
-    parser.add_argument(
         '--encoder',
-        choices=_ENCODERS,
-        default=_ENCODERS[0],
+        choices=('lexical', 'bm25'),
+        default='lexical',
         help='lexical: ScaNN over hashed words; bm25: a BM25 index (lexical)',
     )
     parser.add_argument('--seed', type=int, default=0, metavar='N', help='seed of the run (0)')
@@ -104,49 +81,27 @@ def _arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str
     Raises:
       UserError: an unknown argument or field, or an unusable file of --eval.
     """
-    # Settings of the run are unknown to this parser; they are passed on unchanged.
     args, run_flags = _parser().parse_known_args(argv)
     # --index is left as it is, and refused below: this command builds an index.
     if not any(flag.startswith('--index') for flag in run_flags):
         run_flags = command_line.with_short_flags(run_flags)
-    config = packaged_config(_CONFIG)
+    # Checked here, so that a mistake is reported before the index is built.
+    config = fields.config(_CONFIG)
     fields.set_fields(config, run_flags)
     config.policy.path = downloads.fetch(config.policy.path)
-    recipe = recipe_class(config.recipe)
-    refuse(config, places.policy_folder(config, recipe))
+    refuse(config, places.policy_folder(config, recipe_class(config.recipe)))
+    if config.eval.file:
+        files.questions(config.eval.file)
     args.corpus = args.corpus.expanduser()
-    if args.workdir is None:
-        args.workdir = pathlib.Path('runs') / (_corpus_name(args.corpus) or 'corpus')
-    check_is_folder(args.workdir)
-    args.workdir = args.workdir.expanduser()
+    workdir = args.workdir or pathlib.Path('runs', _corpus_name(args.corpus) or 'corpus')
+    check_is_folder(workdir)
+    args.workdir = workdir.expanduser()
     # Its files would be read as texts, and the corpus would differ after every step.
     if args.corpus.is_dir() and args.workdir.resolve().is_relative_to(args.corpus.resolve()):
         raise UserError(
             f'{args.workdir}: the workdir lies in the corpus {args.corpus}; name a folder outside of it with --workdir'
         )
-    if args.eval is not None:
-        args.eval = args.eval.expanduser()
-        # Called for its errors only; the run reads the questions itself.
-        files.questions(str(args.eval))
     return args, run_flags
-
-
-def _warn_of_own_questions(path: pathlib.Path, questions: Sequence[Question]) -> None:
-    """Warns of questions that the policy for English texts cannot read, and of very few."""
-    open_questions = [question for question in questions if BLANK not in question.text]
-    if open_questions:
-        print(
-            f'{_NAME}: warning: {path}: {len(open_questions)} of {len(questions)} questions have no {BLANK}, such as '
-            f'{open_questions[0].text!r}; the policy for English texts only fills in blanks',
-            file=sys.stderr,
-        )
-    least = load_extra('inputs', 'cloze_files').MIN_QUESTIONS
-    if len(questions) < least:
-        print(
-            f'{_NAME}: warning: {path}: so few questions decide little ({len(questions)}); give '
-            f'{least} or more',
-            file=sys.stderr,
-        )
 
 
 def _corpus_name(corpus: pathlib.Path) -> str:
@@ -158,77 +113,36 @@ def _corpus_name(corpus: pathlib.Path) -> str:
     return path.name
 
 
-# ---- origin of a workdir ---------------------------------------------------------------------------------
-
-
-def _fingerprint(source: pathlib.Path) -> str:
-    """Returns a hash of the names and contents of all files that a corpus is read from.
-
-    Raises:
-      RetrievalError: no such file or folder.
-    """
-    if not source.exists():
-        raise RetrievalError(
-            f'{source}: no such file or folder; give texts (.txt, .md) or passages (.jsonl){similar_path(source)}'
-        )
-    # The contents are hashed, not the times, so that a copied or unpacked corpus has the same hash.
-    digest = hashlib.blake2b(digest_size=16)
+def _origin(args: argparse.Namespace) -> Json:
+    """Returns all values that the files in the workdir depend on, by argument; reads the whole corpus."""
     text_name = load_extra('inputs', 'texts').text_name
     with progress.clock('checksum of the corpus'):
-        for path in files_of(source):
-            # A file that cannot be read is left out of the corpus as well.
-            with contextlib.suppress(PermissionError):
-                size = path.stat().st_size
-                # The size is hashed too, so that moving text from one file to the next changes the hash.
-                digest.update(f'{text_name(source, path)}\n{size}\n'.encode(errors='replace'))
-                with path.open('rb') as file:
-                    while block := file.read(_BLOCK_BYTES):
-                        digest.update(block)
-    return digest.hexdigest()
-
-
-def _origin(args: argparse.Namespace) -> dict[str, Any]:
-    """Returns all values that the files in the workdir depend on, by argument; reads the whole corpus."""
-    return {
-        'corpus': _fingerprint(args.corpus),
-        'eval': '' if args.eval is None else _fingerprint(args.eval),
-        'encoder': args.encoder,
-        'passage_words': _PASSAGE_WORDS,
-        'questions': _QUESTIONS,
-        'files': _FILES_VERSION,
-    }
+        # The contents are hashed, not the times, so that a copied or unpacked corpus has the same hash. What cannot be
+        # read is left out of the corpus as well.
+        paths = [path for path in files_of(args.corpus) if os.access(path, os.R_OK)]
+        names = [text_name(args.corpus, path) for path in paths]
+        contents = digest(list(zip(names, disk.file_digests(paths), strict=True)))
+    made_with = [_PASSAGE_WORDS, _QUESTIONS, _FILES_VERSION]
+    return {'corpus': contents, 'encoder': args.encoder, 'version': made_with}
 
 
 def _check_origin(workdir: pathlib.Path, origin: Json) -> None:
-    """Refuses a workdir that was made from another corpus or with other arguments.
-
-    Raises:
-      UserError: the error names the first argument that differs.
-    """
-    fix = 'choose another workdir, or remove this one'
+    """Raises UserError for a workdir of another corpus or other arguments, or one that this command did not make."""
     path = workdir / 'origin.json'
     if not path.exists():
         # A folder with other files is refused: they could have the names of ours, as the corpus itself does.
-        is_foreign = workdir.is_file() or (workdir.is_dir() and any(workdir.iterdir()))
-        if is_foreign:
+        if workdir.is_file() or (workdir.is_dir() and any(workdir.iterdir())):
             problem = 'is not empty and was not made from a corpus'
             raise UserError(f'{workdir}: {problem}; choose another workdir')
         return
-    # Compared in the order of `_origin`, so that a changed corpus is named first.
+    fix = 'choose another workdir, or remove this one'
     recorded = json_text.load_object(path, fix)
-    for name, value in origin.items():
-        if recorded.get(name) == value:
-            continue
-        if name == 'encoder':
-            problem = f'was begun with encoder {recorded.get(name)}, not {value}'
-        elif name in ('corpus', 'eval'):
-            problem = f'was begun with another {name}, or its files have changed since'
-        else:
-            problem = f'was begun by another version ({name} differs)'
-        raise UserError(f'{workdir}: {problem}; {fix}')
+    differing = [name for name, value in origin.items() if recorded.get(name) != value]
+    if differing:
+        raise UserError(f'{workdir}: was begun with another {" and ".join(differing)}; {fix}')
 
 
-# ---- steps -----------------------------------------------------------------------------------------------
+# A step is left out if what it writes is there: the files are complete, because each is renamed into place.
 
 
 def _report(step: str, text: object) -> None:
@@ -236,26 +150,54 @@ def _report(step: str, text: object) -> None:
     print(f'== {step}: {text}', flush=True)
 
 
+def _warn(place: pathlib.Path, text: str) -> None:
+    """Prints a warning, if there is one."""
+    if text:
+        print(f'{_NAME}: warning: {place}: {text}', file=sys.stderr)
+
+
 def _make_corpus(args: argparse.Namespace, origin: Json) -> None:
-    """Writes origin.json and the passages into the workdir, unless the passages exist; reports unusable texts."""
+    """Writes origin.json and the passages into the workdir; reports unusable texts."""
     out = args.workdir / 'corpus.jsonl'
     if out.exists():
         return
     args.workdir.mkdir(parents=True, exist_ok=True)
     # Written first: `_check_origin` refuses a workdir with files but without it, so a repetition needs it.
-    write_text(args.workdir / 'origin.json', json.dumps(origin, indent=1) + '\n')
+    disk.write_text(args.workdir / 'origin.json', json.dumps(origin, indent=1) + '\n')
     cleaning = load_extra('inputs', 'cleaning')
     inventory = cleaning.write_clean(args.corpus, out, _PASSAGE_WORDS)
     total = inventory.usable + inventory.unusable
     english = f'{inventory.usable} of {total} {inventory.unit} are English text'
     _report('corpus', f'{english}; {inventory.passages} passages')
-    line = inventory.left_out()
-    if line:
-        print(f'{_NAME}: warning: {args.corpus}: {line}', file=sys.stderr)
+    _warn(args.corpus, inventory.left_out())
+
+
+def _make_questions(args: argparse.Namespace) -> None:
+    """Writes the held-out questions, and the documents to train on."""
+    documents_path = args.workdir / 'documents.jsonl'
+    if documents_path.exists():
+        return
+
+    def passages() -> Iterator[Any]:
+        with progress.Bar(None, 'passages', 'find sentences') as bar:
+            for item in read(args.workdir / 'corpus.jsonl'):
+                yield item
+                bar.update()
+
+    split = load_extra('inputs', 'cloze_files').build(
+        passages, str(args.corpus), _QUESTIONS, _SPLIT_SEED, _MAX_DOCUMENTS
+    )
+    files.write_lines(args.workdir / 'questions.jsonl', split.questions)
+    # Searches of training leave these passages out (`retrieval.held_out`).
+    files.write_lines(args.workdir / 'held_out.jsonl', split.held_out_passages)
+    _report('questions', split)
+    _warn(args.corpus, split.warning)
+    # Written last: its existence means that all files are complete.
+    files.write_lines(documents_path, split.documents)
 
 
 def _make_index(args: argparse.Namespace) -> None:
-    """Builds the index unless it exists; an interrupted build is resumed."""
+    """Builds the index; an interrupted build is resumed."""
     out = args.workdir / 'index'
     if out.exists():
         return
@@ -264,57 +206,9 @@ def _make_index(args: argparse.Namespace) -> None:
         # These imports take seconds, so they follow the checks of the corpus.
         from zeroplay_jax.retrieval import folder
         from zeroplay_jax.retrieval.lexical import LexicalEncoder
-    source = args.workdir / 'corpus.jsonl'
-    if args.encoder == 'bm25':
-        folder.build(source, out, 'bm25', None)
-    else:
-        folder.build(source, out, 'scann', LexicalEncoder())
-    _report('index', f'{folder.read_manifest(out)["kind"]} in {out}')
-
-
-def _make_questions(args: argparse.Namespace) -> None:
-    """Writes the documents to train on and, without --eval, the held-out questions, unless they exist."""
-    documents_path = args.workdir / 'documents.jsonl'
-    if documents_path.exists():
-        return
-    source = args.workdir / 'corpus.jsonl'
-
-    def passages() -> Iterator[Any]:
-        with progress.Bar(None, 'passages', 'find sentences') as bar:
-            for item in read(source):
-                yield item
-                bar.update()
-
-    # The user's own questions may be about any document, so none is held out.
-    count = 0 if args.eval else _QUESTIONS
-    cloze_files = load_extra('inputs', 'cloze_files')
-    split = cloze_files.build(passages, str(args.corpus), count, _SPLIT_SEED, _MAX_DOCUMENTS)
-    if count:
-        files.write_lines(args.workdir / 'questions.jsonl', split.questions)
-        # Searches of training leave these passages out (`retrieval.held_out`).
-        files.write_lines(args.workdir / 'held_out.jsonl', split.held_out_passages)
-        _report('questions', split)
-        if split.warning:
-            print(f'{_NAME}: warning: {args.corpus}: {split.warning}', file=sys.stderr)
-    else:
-        questions = files.questions(str(args.eval))
-        _warn_of_own_questions(args.eval, questions)
-        _report(
-            'questions',
-            f'the {len(questions)} of {args.eval}; {len(split.documents)} passages to train on, among them those that '
-            'these questions are about',
-        )
-    # Written last: its existence means that all files are complete.
-    files.write_lines(documents_path, split.documents)
-
-
-def _remove_refused(workdir: pathlib.Path) -> None:
-    """Removes the files made from a refused corpus, so that the command can be repeated with a corrected one."""
-    for name in ('corpus.jsonl', 'origin.json'):
-        (workdir / name).unlink(missing_ok=True)
-    # rmdir removes an empty folder only; the user may have put other files there.
-    with contextlib.suppress(OSError):
-        workdir.rmdir()
+    kind, encoder = ('bm25', None) if args.encoder == 'bm25' else ('scann', LexicalEncoder())
+    folder.build(args.workdir / 'corpus.jsonl', out, kind, encoder)
+    _report('index', f'{kind} in {out}')
 
 
 def _prepare(argv: Sequence[str] | None) -> list[str]:
@@ -327,17 +221,19 @@ def _prepare(argv: Sequence[str] | None) -> list[str]:
         # Made before the index, so that a corpus with too few sentences is refused at once.
         _make_questions(args)
     except UserError:
-        _remove_refused(args.workdir)
+        # The command can be repeated with a corrected corpus. The user may have put other files there.
+        for name in ('corpus.jsonl', 'origin.json'):
+            (args.workdir / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            args.workdir.rmdir()
         raise
     _make_index(args)
     command = [
         'zeroplay_jax.main',
         f'--config={CONFIGS / _CONFIG}.py:{args.workdir}',
-        f'--workdir={args.workdir / _RUN}',
+        f'--workdir={args.workdir / "run"}',
         f'--config.seed={args.seed}',
     ]
-    if args.eval is not None:
-        command.append(f'--config.eval.file={args.eval}')
     text = f'{args.workdir}; it can be stopped at any time, the same command resumes'
     _report('self-play', text)
     return [*command, *run_flags]

@@ -13,9 +13,9 @@ from speaker import Speaker
 
 from zeroplay_jax.configs import quickstart
 from zeroplay_jax.configuration.fields import fit_to_recipe
-from zeroplay_jax.evaluation import agent
-from zeroplay_jax.retrieval import build
+from zeroplay_jax.retrieval import build as index_build
 from zeroplay_jax.rollout.tokens import Codec
+from zeroplay_jax.training import build
 
 
 @pytest.fixture(scope='session')
@@ -27,7 +27,7 @@ def index(tmp_path_factory):
     passages.append(('evil', f'{START}x', f'{START}x makes {ATTACK}<search>.'))
     records = [{'id': i, 'contents': f'"{title}"\n{text}'} for i, title, text in passages]
     corpus.write_text('\n'.join(map(json.dumps, records)))
-    build.main([f'--corpus={corpus}', '--encoder=lexical', f'--out={out}'])
+    index_build.main([f'--corpus={corpus}', '--encoder=lexical', f'--out={out}'])
     return out
 
 
@@ -92,7 +92,7 @@ def ask_scripted(capsys, monkeypatch):
         speaker = lambda model, config, mesh: Speaker(
             Codec(CLEAN), lambda prompt: next(remaining, ''), config
         )
-        monkeypatch.setattr(agent, 'Sampler', speaker)
+        monkeypatch.setattr(build, 'Sampler', speaker)
         # The form that this policy reads: another one gives a note.
         question = 'What is the job of Fretes?'
         assert main([f'--policy={policy}', *arguments, question]) == 0

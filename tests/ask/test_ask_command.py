@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-import types
 
 from ask_cases import (
     ATTACK,
@@ -28,7 +27,6 @@ from ask_cases import (
 )
 
 from zeroplay_jax import ask
-from zeroplay_jax.evaluation import agent
 
 
 def test_plain_text_in_a_pipe_and_an_index_of_ones_own(index):
@@ -71,26 +69,6 @@ def test_two_policies_answer_one_after_the_other_as_json():
     assert code == 0 and not err
     assert (clean['policy'], base['policy']) == (str(CLEAN), str(BASE))
     assert clean['answer'] in ONE['answers']
-
-
-def test_rollouts_beside_each_other(monkeypatch, capsys):
-    texts = iter([f'think     {"word " * 20}\nanswer    one\n', '\x1b[1;32manswer    two\x1b[0m\n'])
-
-    def session(name):
-        answer = lambda *_: print(next(texts), end='') or True
-        printer = types.SimpleNamespace(line=lambda *_, label: print(f'{label:10}{name}'))
-        fields = {'as_json': False, 'folder': name, 'printer': printer}
-        return types.SimpleNamespace(try_to_answer=answer, **fields)
-
-    several = agent.SeveralSessions([session('a'), session('b')])
-    monkeypatch.setenv('COLUMNS', '120')
-    monkeypatch.setattr('sys.stdout.isatty', lambda: True, raising=False)
-    assert several.try_to_answer('q')
-    lines = [re.sub(r'\x1b\[[\d;]*m', '', line) for line in capsys.readouterr().out.splitlines()]
-    assert [line.split() for line in lines[:1]] == [['policy', 'a', 'policy', 'b']]
-    # A long line goes on behind its label, in its half of the terminal.
-    assert lines[1][60:].split() == ['answer', 'two'] and set(map(len, lines)) == {120}
-    assert lines[2].startswith(f'{"":10}word') and lines[-1].split() == ['answer', 'one']
 
 
 def test_ctrl_c_ends_a_single_answer_without_a_traceback(server):
@@ -175,7 +153,7 @@ def test_ctrl_c_at_the_prompt_ends(monkeypatch, capsys):
     monkeypatch.setattr('builtins.input', interrupted)
     before = signal.getsignal(signal.SIGINT)
     try:
-        assert ask._run_prompt(Session(), '') == 130
+        assert ask._run_prompt([Session()], '') == 130
     finally:
         signal.signal(signal.SIGINT, before)
     assert capsys.readouterr() == ('hello\n\n', '')

@@ -1,8 +1,6 @@
 """What `python -m zeroplay_jax.ask` shows of a rollout, whatever its tools and its text."""
 
-import itertools
 import json
-import pathlib
 import re
 
 import mcp_process
@@ -11,53 +9,38 @@ from ask_cases import (
     ATTACK,
     NAME,
 )
-from refused_calls import check_table
 from run_records import change_record, stored_config
 
 from zeroplay_jax.evaluation import render
-from zeroplay_jax.evaluation.render import TagStream
 from zeroplay_jax.types import ToolCall
 
 
-def events(call_tags, *pieces, is_closed=True, is_read=False):
-    """Events of a text that arrives in pieces, with those of one part joined; `is_read`: its call was read."""
-    reported = []
-    stream = TagStream(lambda kind, content: reported.append((kind, content)), call_tags)
-    for piece in pieces:
-        stream.feed(piece)
-    if is_closed:
-        stream.close(is_read)
-    joined = [('end', None)]
-    for kind, content in reported:
-        if kind == joined[-1][0]:
-            content = content and joined.pop()[1] + content
-        joined.append((kind, content))
-    return [event for event in joined if event[0] != 'end']
-
-
-def test_what_is_reported_of_a_text_however_it_is_cut():
-    def of_all_cuts(tags, text, **options):
-        whole = events(tags, text, **options)
-        cuts = itertools.combinations(range(len(text)), 2)
-        assert all(events(tags, text[:i], text[i:j], text[j:], **options) == whole for i, j in cuts)
-        return whole
-
-    names = {'events': of_all_cuts, 'SEARCH': {'search': 'search'}, 'JSON_CALL': {'tool_call': ''}}
-    check_table(pathlib.Path(__file__).parent / 'events.txt', names)
+def test_a_turn_is_split_at_its_tags(capsys):
+    tags = {'search': 'search', 'tool_call': ''}
+    text = 'so <think>a < b </thin> c</think> <answer>x<search>y</answer>'
+    parts = [('text', 'so'), ('think', 'a < b </thin> c'), ('answer', 'x'), ('search', 'y')]
+    assert render.sections(text, tags) == parts
+    assert render.sections('<think>half a tho', tags) == [('think', 'half a tho')]
+    # A call that was read is not printed twice; an invalid one has the tool of its tag.
+    printer = render.Printer(False)
+    printer.turn(
+        '<think>a</think><search>b</search>', ToolCall('search', {'query_list': ['b']}), tags
+    )
+    printer.turn('<tool_call>{"name": 1}</tool_call>', ToolCall('', None), tags)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines == [['think', 'a'], ['search', 'b'], ['call', '{"name":', '1}']]
 
 
 def test_control_characters_reach_no_terminal(capsys):
     printer = render.Printer(True)
     passages = ({'title': 'T' + ATTACK, 'text': 'a\u202eb\rc'},)
     call = ToolCall('search', {'query_list': [ATTACK]}, documents=(passages,))
-    printer.report('result', call)
-    printer.report('think', ATTACK)
-    printer.report('call', call)
-    printer.report('call', ToolCall('x' + ATTACK, {'a': ATTACK, 'b': 1}))
-    printer.report('result', ToolCall('open', {'document': ATTACK}, text=ATTACK))
-    printer.report('result', ToolCall('open', {'document': ATTACK}, text=ATTACK, error='failed'))
-    printer.report('invalid_call', ToolCall('', None, ATTACK))
-    printer.report('end', None)
+    printer.result(call)
+    printer.turn(f'<think>{ATTACK}', call, {})
+    printer.turn('', ToolCall('x' + ATTACK, {'a': ATTACK, 'b': 1}), {})
+    printer.result(ToolCall('open', {'document': ATTACK}, text=ATTACK))
+    printer.result(ToolCall('open', {'document': ATTACK}, text=ATTACK, error='failed'))
+    printer.turn(f'<tool_call>{ATTACK}', None, {'tool_call': ''})
     out = capsys.readouterr().out
     assert set(re.findall(r'\x1b\[([\d;]*m|.)', out)) == {'0m', '34m', '2m', '31m', '1;36m'}
     assert not re.search('[\x00-\x09\x0b-\x1a\x1c-\x1f\x7f-\x9f\u202e]', out)
@@ -76,7 +59,9 @@ def test_every_tool_is_called_and_its_result_is_printed(ask_scripted, index):
         '<answer>16</answer>',
     ]
     tools = '--tools=search, open,examples.calculator.tool:Calculator'
-    lines = ask_scripted(turns, f'--index={index}', tools, '--turns=6', '--topk=1').splitlines()
+    lines = ask_scripted(
+        turns, f'--index={index}', tools, '--config.rollout.max_turns=6', '--config.tools.top_k=1'
+    ).splitlines()
     assert lines[:2] == ['think     look', f'search    {NAME}']
     assert lines[2].startswith(f'  [1]     {NAME}: ')
     assert lines[3:5] == [f'open      {NAME}', f'          {NAME} (page 1 of 1)']

@@ -13,19 +13,18 @@ from ask_cases import CLEAN, NO_CORPUS, main, refused
 from refused_calls import check_table
 from run_records import change_record, stored_config
 
-from zeroplay_jax import ask
+from zeroplay_jax import ask, session
+from zeroplay_jax.api import Index
 from zeroplay_jax.configuration import fields, places, rules
-from zeroplay_jax.evaluation import agent
-from zeroplay_jax.evaluation.agent import OpenCorpus
-from zeroplay_jax.evaluation.render import TagStream
+from zeroplay_jax.evaluation.answering import check_prompt
 from zeroplay_jax.policy.adapter_config import CONFIG_FILE, AdapterConfig
 from zeroplay_jax.retrieval.client import Client
 from zeroplay_jax.retrieval.types import SearchFailed
 from zeroplay_jax.rollout import prompts
-from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.selfplay.answers import prompt_fields
 from zeroplay_jax.selfplay.library import SearchableCorpus
 from zeroplay_jax.selfplay.recipe import recipe_class
+from zeroplay_jax.training import build
 from zeroplay_jax.types import Question, UserError
 
 
@@ -38,12 +37,24 @@ def stored(exported):
     return types.SimpleNamespace(path=run / 'run.json', fields=fields, save=save)
 
 
+def prompt_of(config, folder, question):
+    """The text of the prompt in which the policy in a folder is asked."""
+    config = session._settings(config)
+    config.policy.path = str(folder)
+    context = session.open_roles(config, build.open_policy(config), NO_CORPUS)
+    role = recipe_class(config.recipe).evaluated_role
+    rubrics = ({'text': 'x'},) if recipe_class(config.recipe).has_open_tasks else ()
+    asked = Question(question, rubrics=rubrics)
+    check_prompt(context, role, asked)
+    assert list(context.roles[role].env.tools) == ['search']
+    ids = context.prompt_ids(role, **prompt_fields(context, role, asked))
+    return context.roles[role].env.codec.decode(ids)
+
+
 def test_a_policy_in_its_run_is_asked_as_it_was_trained(exported):
     config = ask.settings(exported)
     assert (config.recipe, config.rollout.max_turns, config.world.train) == ('scope', 3, (1, 2))
-    role = agent.build_role(config, Codec(exported), NO_CORPUS)
-    assert role.prompt.user == 'Task: {task}' and list(role.env.tools) == ['search']
-    prompt = role.env.codec.decode(role.prompt_ids('Describe Lomi.'))
+    prompt = prompt_of(config, exported, 'Describe Lomi.')
     assert prompt.count('Task: Describe Lomi.') == 1
 
 
@@ -77,12 +88,11 @@ def test_prompts_flags_and_other_versions(exported, stored, index, tmp_path):
         config = ask.settings(exported)
         config.recipe = recipe_name
         fields.fit_to_recipe(config)
-        recipe = agent.recipe_class(recipe_name)
+        recipe = recipe_class(recipe_name)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(recipe, 'prompts', {**recipe.prompts, **dict(own_prompts)})
             patch.setattr(recipe, 'evaluated_role', role or recipe.evaluated_role)
-            role = agent.build_role(config, Codec(exported), NO_CORPUS)
-            prompt = role.env.codec.decode(role.prompt_ids('Lomi?'))
+            prompt = prompt_of(config, exported, 'Lomi?')
         (line,) = [line for line in prompt.splitlines() if 'Lomi?' in line]
         return line.partition('<|im_end|>')[0]
 
@@ -107,7 +117,7 @@ def test_prompts_flags_and_other_versions(exported, stored, index, tmp_path):
 
 
 def test_evaluations_ask_a_role_without_the_field_by_the_shared_prompt():
-    templates = prompts.select('mini', agent.recipe_class('scope').prompts)
+    templates = prompts.select('mini', recipe_class('scope').prompts)
     roles = {'proposer': types.SimpleNamespace(prompt='proposer.task')}
     context = types.SimpleNamespace(roles=roles, prompts=templates)
     task = Question('Lomi?', rubrics=({'text': 'x'},))
@@ -122,28 +132,24 @@ def with_flags(policy, *flags):
 def test_an_index_of_its_run_that_is_gone_is_refused(exported, stored, capsys, monkeypatch):
     stored.fields['retrieval'] |= {'kind': 'folder', 'path': 'gone'}
     stored.save()
-    monkeypatch.setattr(agent, 'Session', None)
-    line = 'gone (searched by its run): not an index folder'
+    monkeypatch.setattr(session, 'Session', None)
+    line = 'config.retrieval.path=gone: not an index folder'
     assert line in refused(capsys, '--policy', exported, 'q')
 
 
-def test_any_folder_of_a_family_is_heard_burst_by_burst(server, tmp_path, capsys, monkeypatch):
+def test_any_folder_of_a_family_is_asked(server, tmp_path, capsys):
     address, go, _ = server
     go.set()
-    heard, feed = [], TagStream.feed
-    hear = lambda self, text: (heard.append(text), feed(self, text))
-    monkeypatch.setattr(TagStream, 'feed', hear)
     folder = tiny.make_folder(tmp_path / 'random', max_position_embeddings=1100)
     assert ask.settings(folder).sampler.context == 1100
-    flags = f'--policy {folder} --index {address} --json --turns=1 --temperature=1 ab'
+    flags = f'--policy {folder} --index {address} --json --config.rollout.max_turns=1 --temperature=1 ab'
     assert main(flags.split()) == 0
     record = json.loads(capsys.readouterr().out)
     prompt, policy = record['segments']
     assert (prompt['source'], policy['source']) == ('prompt', 'policy')
     assert '<tool_call>' in prompt['text'] and 'Question: ab' in prompt['text']
-    assert 0 < len(policy['tokens']) <= 256 and len(heard) == -(-len(policy['tokens']) // 4)
-    for text in (record['turns'][0]['text'], ''.join(heard)):
-        assert policy['text'].startswith(text)
+    assert 0 < len(policy['tokens']) <= 256
+    assert policy['text'].startswith(record['turns'][0]['text'])
 
 
 def test_searches_that_fail_are_told_once_with_their_reason():
@@ -156,10 +162,11 @@ def test_searches_that_fail_are_told_once_with_their_reason():
         def retrieve(self, queries, k):
             raise SearchFailed('status 503')
 
-    corpus = OpenCorpus(SearchableCorpus(Client(Down(), max_failure_rate=0.0), 3, 200), 'nothing')
-    assert corpus.warning() == ''
-    assert corpus.source.search(['q']) == [None]
-    assert 'status 503' in corpus.warning() and corpus.warning() == ''
+    client = Client(Down(), max_failure_rate=0.0)
+    index = Index(SearchableCorpus(client, 3, 200), 'nothing')
+    assert session.search_warning(index) == ''
+    assert index.corpus.search(['q']) == [None]
+    assert 'status 503' in session.search_warning(index) and session.search_warning(index) == ''
 
 
 @pytest.fixture
@@ -177,22 +184,22 @@ def test_json_at_a_terminal_wants_a_question(capsys, monkeypatch):
 def test_what_cannot_be_used_is_said_before_the_weights_are_read(
     capsys, monkeypatch, broken, index
 ):
-    monkeypatch.setattr(agent, 'Agent', None)
+    monkeypatch.setattr(session.hf, 'load', None)
     assert 'its tokenizer cannot be used' in refused(capsys, '--policy', broken, 'q')
     assert 'the question is too long' in refused(capsys, '--index', index, 'word ' * 100)
-    monkeypatch.setattr(agent, 'READY_SECONDS', 0.0)
+    monkeypatch.setattr(session, 'READY_SECONDS', 0.0)
     assert 'retrieval.server' in refused(capsys, '--index', 'http://127.0.0.1:9', 'q')
 
 
 @pytest.mark.fault('kin-faces', 'questions that are not UTF-8, as an argument and in a pipe')
 def test_questions_in_another_encoding_are_refused(monkeypatch, capsys, user_reads):
     asked = []
-    answer = lambda text: asked.append(text) or True
-    session = types.SimpleNamespace(as_json=True, try_to_answer=answer)
+    answer = lambda text, stoppable: asked.append(text)
+    sessions = [types.SimpleNamespace(as_json=True, answer=answer)]
     typed = io.BytesIO(b'\xef\xbb\xbf\r\ncaf\xe9?\nWho?\n')
     pipe = io.TextIOWrapper(typed, 'utf-8', 'surrogateescape')
     monkeypatch.setattr('sys.stdin', pipe)
-    assert ask._run_pipe(session) == 2 and asked == ['Who?']
+    assert ask._run_pipe(sessions) == 2 and asked == ['Who?']
     line = capsys.readouterr().err
     assert line.startswith('zeroplay_jax.ask: the question is not UTF-8; ')
     with pytest.raises(UserError, match='the question is not UTF-8'):
@@ -202,12 +209,12 @@ def test_questions_in_another_encoding_are_refused(monkeypatch, capsys, user_rea
 
 @pytest.mark.fault('user-x20', 'questions in UTF-16 in a pipe')
 def test_questions_in_utf16_are_refused_as_that(monkeypatch, capsys, user_reads):
-    session = types.SimpleNamespace(as_json=True, try_to_answer=None)
+    sessions = [types.SimpleNamespace(as_json=True, answer=None)]
     pipe = io.TextIOWrapper(
         io.BytesIO('Who?\nWhere?\n'.encode('utf-16')), 'utf-8', 'surrogateescape'
     )
     monkeypatch.setattr('sys.stdin', pipe)
-    assert ask._run_pipe(session) == 2
+    assert ask._run_pipe(sessions) == 2
     line, *more = capsys.readouterr().err.splitlines()
     assert 'the question is not UTF-8; ' in line and 'iconv -f utf-16 -t utf-8' in line
     assert set(more) == {line}

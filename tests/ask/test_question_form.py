@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from zeroplay_jax.evaluation import agent
+from zeroplay_jax import session
 from zeroplay_jax.evaluation.render import Printer
 from zeroplay_jax.mini.question_form import form_of
 from zeroplay_jax.settings.kinds import (
@@ -18,31 +18,27 @@ from zeroplay_jax.settings.kinds import (
 CLOZE = 'The village was founded by monks in ____.'
 
 
-class Agent:
-    """Calls a tool in every turn."""
-
-    def __init__(self, *_):
-        pass
-
-    def ask(self, *_, **__):
-        return types.SimpleNamespace(finish='turns')
-
-
 @pytest.fixture
 def open_session(monkeypatch):
-    """Returns a session of the policy that reads English, whose rollouts end without an answer."""
-    corpus = types.SimpleNamespace(source=None, description='c', examples=(), warning=lambda: '')
-    role = types.SimpleNamespace(prompt_ids=lambda question: [])
-    monkeypatch.setattr(agent, 'open_codec', lambda folder: None)
-    monkeypatch.setattr(agent, 'print_template_notes', lambda *_: None)
-    monkeypatch.setattr(agent, 'open_ask_corpus', lambda config: corpus)
-    monkeypatch.setattr(agent, 'build_role', lambda *_: role)
-    monkeypatch.setattr(agent, 'Agent', Agent)
-    monkeypatch.setattr(agent, 'trajectory_record', lambda *_: {'answer': None})
+    """Returns a session of the policy that reads English, whose rollouts end without an answer: it calls a tool."""
+    client = types.SimpleNamespace(
+        check_failure_rate=lambda: None, metrics=lambda: {'search/answered': 0, 'search/empty': 0}
+    )
+    index = types.SimpleNamespace(
+        corpus=types.SimpleNamespace(client=client), about='c', questions=()
+    )
+    trajectory = types.SimpleNamespace(finish='turns')
+    methods = {'_checked': lambda self, text: text, '_ask': lambda self, *_: trajectory}
+    methods['_record'] = lambda self, *_: {'answer': None}
+    for name, method in methods.items():
+        monkeypatch.setattr(session.Session, name, method)
 
     def open_one(as_json=False, folder=ENGLISH_CHECKPOINT):
-        config = types.SimpleNamespace(seed=0)
-        return agent.Session(config, folder, Printer(False), as_json=as_json, form=form_of(folder))
+        one = object.__new__(session.Session)
+        fields = dict(folder=folder, printer=Printer(False), as_json=as_json, _index=index)
+        fields |= dict(_form=form_of(folder), _form_was_noted=False, _question_count=0)
+        vars(one).update(fields)
+        return one
 
     return open_one
 
@@ -79,7 +75,7 @@ def test_the_greeting_says_which_questions_the_policy_reads(open_session, capsys
 def test_a_policy_of_miniature_worlds_says_what_it_reads(open_session, folder, capsys):
     asked = open_session(folder=folder)
     for question in ('What is the job of the mayor of Fretes?', 'Describe the mayor of Fretes.'):
-        assert asked.form.pattern.search(question)
+        assert asked._form.pattern.search(question)
     asked.answer('Who was Ada Lovelace?')
     before, _ = capsys.readouterr().out.splitlines()
     assert 'this policy reads only sentences of the miniature world' in before

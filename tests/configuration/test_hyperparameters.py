@@ -14,7 +14,7 @@ from trajectories import ASKS_SOLVER
 
 from zeroplay_jax.configs import ablations, common
 from zeroplay_jax.configuration import fields
-from zeroplay_jax.evaluation import question_sets
+from zeroplay_jax.evaluation import answering
 from zeroplay_jax.learner import optimizer
 from zeroplay_jax.objectives import rewards
 from zeroplay_jax.selfplay.judge import NoReply, TextJudge
@@ -76,8 +76,8 @@ def evaluation_temperature():
     context = types.SimpleNamespace(ask=ask)
     question = Question('q', ('a',))
     with pytest.raises(UserError), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(question_sets, 'prompt_fields', lambda *_: {})
-        asyncio.run(question_sets.ask_question(context, ASKS_SOLVER, (0, 0), question))
+        patch.setattr(answering, 'prompt_fields', lambda *_: {})
+        asyncio.run(answering.answer(context, ASKS_SOLVER, (0, 0), question))
     return asked[0]
 
 

@@ -12,7 +12,7 @@ from trajectories import ASKS_SOLVER
 
 from zeroplay_jax.configuration import rules
 from zeroplay_jax.evaluation import answering, protocols
-from zeroplay_jax.evaluation.play import evaluate
+from zeroplay_jax.evaluation.answering import evaluate
 from zeroplay_jax.evaluation.tables import Figure
 from zeroplay_jax.mini.world import World, evaluation_questions
 from zeroplay_jax.policy import sharding

@@ -7,7 +7,7 @@ import types
 import pytest
 from trajectories import ASKS_SOLVER, make_trajectory
 
-from zeroplay_jax.evaluation.play import evaluate
+from zeroplay_jax.evaluation.answering import evaluate
 from zeroplay_jax.rollout.prompts import Prompt
 from zeroplay_jax.selfplay.recipe import Recipe
 from zeroplay_jax.training import steps

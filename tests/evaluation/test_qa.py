@@ -10,7 +10,7 @@ from results import result
 
 from zeroplay_jax import compare
 from zeroplay_jax.data import files
-from zeroplay_jax.evaluation import question_sets
+from zeroplay_jax.evaluation import question_sets, results
 from zeroplay_jax.mini.world import World, evaluation_questions, evaluation_tasks
 from zeroplay_jax.types import UserError
 
@@ -106,25 +106,25 @@ def test_the_seven_sets_of_the_papers_are_read(name):
 
 
 def test_a_paired_interval_is_narrow_where_all_questions_move_alike():
-    gaps = question_sets.compare(result([0.0] * 40), result([1.0] * 40))
+    gaps = results.compare(result([0.0] * 40), result([1.0] * 40))
     mean, low, high = gaps['set']
     assert mean == high == 1.0 and 0.8 < low < 1.0
-    mean, low, high = question_sets.compare(result([0, 1] * 20), result([1, 0] * 20))['set']
+    mean, low, high = results.compare(result([0, 1] * 20), result([1, 0] * 20))['set']
     assert mean == 0 and -0.4 < low < -0.2 < 0.2 < high < 0.4
 
 
-@pytest.mark.parametrize('setting', sorted(question_sets.SETTINGS.keys() - question_sets.OF_AGENT))
+@pytest.mark.parametrize('setting', sorted(results.SETTINGS.keys() - results.OF_AGENT))
 def test_results_under_other_conditions_are_not_compared(setting):
     line = f'they differ in {setting}: .same. and .other.; evaluate both with the same '
-    with pytest.raises(UserError, match=line + re.escape(question_sets.SETTINGS[setting])):
-        question_sets.compare(result([1.0]), result([1.0], **{setting: 'other'}))
+    with pytest.raises(UserError, match=line + re.escape(results.SETTINGS[setting])):
+        results.compare(result([1.0]), result([1.0], **{setting: 'other'}))
 
 
 def test_other_agents_are_compared_and_what_differs_is_said(tmp_path, capsys):
     files = [tmp_path / 'five.json', tmp_path / 'eleven.json']
     for path, turns in zip(files, (5, 11)):
         settings = {'tokens': [turns, 256, 512], 'context': 100 * turns}
-        path.write_text(json.dumps(result([1.0, 0.0], **settings)))
+        path.write_text(json.dumps(result([1.0, 0.0], **settings).to_json()))
     assert compare.main([str(path) for path in files]) == 0
     captured = capsys.readouterr()
     assert 'difference' in captured.out
@@ -135,12 +135,12 @@ def test_other_agents_are_compared_and_what_differs_is_said(tmp_path, capsys):
     )
     both = result([1.0], tokens='other', metric='other')
     with pytest.raises(UserError, match='tokens: .* evaluate both with the same --metric and --co'):
-        question_sets.compare(result([1.0]), both)
+        results.compare(result([1.0]), both)
 
 
 def test_results_on_other_questions_are_not_compared():
     with pytest.raises(UserError, match='the questions of set differ'):
-        question_sets.compare(result([1.0]), result([1.0, 0.0]))
+        results.compare(result([1.0]), result([1.0, 0.0]))
 
 
 def evaluate(*arguments):

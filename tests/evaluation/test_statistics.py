@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from refused_calls import check_table
 
-from zeroplay_jax.evaluation import question_sets, statistics
+from zeroplay_jax.evaluation import answering, statistics
 
 
 def _flags(correct, total):
@@ -100,6 +100,6 @@ def test_both_scores_are_means_over_hop_counts(user_reads):
 
 def test_values_and_refusals_are_those_of_the_table(tmp_path):
     names = vars(statistics) | {'flags': _flags, 'pairs': _pairs}
-    names['redundancy'] = question_sets.redundancy
+    names['redundancy'] = answering.redundancy
     path = pathlib.Path(__file__).parent / 'statistics.txt'
     check_table(path, names, tmp_path, ValueError)

@@ -10,7 +10,7 @@ import pytest
 from run_records import write_record
 
 from zeroplay_jax import compare
-from zeroplay_jax.evaluation import question_sets, statistics, tables
+from zeroplay_jax.evaluation import results, statistics, tables
 from zeroplay_jax.evaluation.tables import Figure
 from zeroplay_jax.types import Question
 
@@ -38,48 +38,48 @@ def test_the_four_forms_hold_the_same_numbers():
 
 def result(sets, **settings):
     """A result of sets whose questions have these scores; a list of scores is that of several samples."""
-    base = dict.fromkeys(question_sets.SETTINGS, 'same') | settings
+    base = dict.fromkeys(results.SETTINGS, 'same') | settings
     of_sets = {}
     for name, scores in sets.items():
         questions = [Question(f'{name} {i}', ('a',)) for i in range(len(scores))]
         answered = []
         for score in scores:
-            one = question_sets.Answered(score, 1, 0.0, 'a')
+            one = results.Answered(score, 1, 0.0, 'a')
             if isinstance(score, tuple):
-                one = question_sets.Answered(max(score), 1, 0.0, 'a', score, score[0])
+                one = results.Answered(max(score), 1, 0.0, 'a', score, score[0])
             answered.append(one)
-        of_sets[name] = (questions, answered)
-    return question_sets.results(base, of_sets)
+        of_sets[name] = results.SetResults.of(questions, answered)
+    return results.Results(base, of_sets)
 
 
 def test_the_average_gives_every_set_the_same_weight():
-    figures = question_sets.figures(result({'a': [1.0] * 10, 'b': [0.0] * 30 + [1.0] * 10}))
+    figures = result({'a': [1.0] * 10, 'b': [0.0] * 30 + [1.0] * 10}).figures()
     assert figures['average'].mean == pytest.approx((1 + 0.25) / 2), 'not 20 of 50 questions'
     ends = statistics.mean_interval({1: [1.0] * 10, 2: [0.0] * 30 + [1.0] * 10})[1:]
     assert figures['average'].ends == ends
-    assert list(question_sets.figures(result({'a': [1.0]}))) == ['a'], 'one set has no average'
+    assert list(result({'a': [1.0]}).figures()) == ['a'], 'one set has no average'
 
 
 def test_several_samples_have_mean_best_and_vote():
     one = result({'a': [(1.0, 0.0), (1.0, 1.0)], 'b': [(0.0, 0.0), (0.0, 1.0)]})
-    assert question_sets.kinds(one) == ['mean', 'best', 'vote']
-    mean, best, vote = (question_sets.figures(one, kind) for kind in question_sets.kinds(one))
+    assert one.kinds() == ['mean', 'best', 'vote']
+    mean, best, vote = (one.figures(kind) for kind in one.kinds())
     # Samples 0 and 1 of set a answer 1 and 0.5 of the questions, of set b 0 and 0.5.
     assert mean['a'].mean == 0.75 and mean['a'].deviation == pytest.approx(np.std([1, 0.5], ddof=1))
     assert mean['average'].deviation == pytest.approx(np.std([0.5, 0.5], ddof=1))
     assert (best['a'].mean, best['b'].mean, best['average'].mean) == (1.0, 0.5, 0.75)
     assert (vote['a'].mean, vote['b'].mean) == (1.0, 0.0) and best['a'].deviation is None
-    means = one['sets']['a']['mean']
+    means = one.to_json()['sets']['a']['mean']
     assert (means['samples'], means['vote']) == (0.75, 1.0)
     assert means['deviation'] == pytest.approx(mean['a'].deviation)
-    assert question_sets.kinds(result({'a': [1.0]})) == ['score']
+    assert result({'a': [1.0]}).kinds() == ['score']
 
 
 @pytest.fixture
 def write(tmp_path):
     def write(name, sets, **settings):
         path = tmp_path / f'{name}.json'
-        path.write_text(json.dumps(result(sets, **settings)))
+        path.write_text(json.dumps(result(sets, **settings).to_json()))
         return str(path)
 
     return write
@@ -171,7 +171,6 @@ def test_what_cannot_be_a_table_of_runs_is_one_line(runs, write, capsys):
     base = write('base', {'a': [1.0]})
     cases = {
         (*runs, base): 'base.json: is no workdir; give workdirs alone, or results alone',
-        (*runs, '--paired'): '--paired: is for results of evaluations, not for workdirs',
         (*runs, '--protocol=ssp'): '--protocol: is for results of evaluations',
         (runs[0], runs[0]): 'ended is listed twice',
         (str(pathlib.Path(runs[0]).parent),): 'contains none of summary.json, metrics.jsonl',

@@ -14,6 +14,7 @@ from python_process import config_flags
 
 from zeroplay_jax.data import files
 from zeroplay_jax.evaluation import rating
+from zeroplay_jax.evaluation.results import Answered
 from zeroplay_jax.extras.evolution import __main__ as command
 from zeroplay_jax.extras.evolution import questions as asked
 from zeroplay_jax.runtime import record as run_record
@@ -157,7 +158,7 @@ def test_open_tasks_are_written_with_their_rubrics(tmp_path):
 
 
 def test_searches_are_those_of_solved_questions():
-    answered = [{'score': 1.0, 'searches': 3}, {'score': 0.0, 'searches': 9}]
+    answered = [Answered(1.0, 3, 0.0, None), Answered(0.0, 9, 0.0, None)]
     figures = asked.solved(answered)
     assert figures['searches'] == 3 and figures['solve rate'] == 0.5
     assert figures['low'] < 0.5 < figures['high']
@@ -165,7 +166,7 @@ def test_searches_are_those_of_solved_questions():
 
 
 def test_ratings_are_counted_and_what_has_none_apart():
-    answered = [{'score': score} for score in (0.0, 1.0, 1.0, 0.25, None)]
+    answered = [Answered(score, 0, 0.0, None) for score in (0.0, 1.0, 1.0, 0.25, None)]
     figures = asked.rated(answered)
     assert figures['rating'] == pytest.approx(1 + 4 * 2.25 / 4) and figures['unrated'] == 1
     assert 1 <= figures['rating low'] < figures['rating'] < figures['rating high'] <= 5

@@ -46,10 +46,10 @@ def test_an_evaluation_that_is_continued_asks_only_what_is_missing(tmp_path, cap
     with JudgeServer() as server:
         config = make_config(server.url)
         estimate = evaluate(config, graded.Plan(str(path), folder, only_estimate=True))
-        assert estimate['judges']['second_judge']['judgements'] == rubrics
-        assert estimate['judges']['judge']['prompt_tokens'] == 0 and not folder.exists()
-        assert not server.prompts and 'at most' in capsys.readouterr().out
+        assert set(estimate['judgements'].values()) == {rubrics} and not folder.exists()
+        assert not server.prompts
         part = evaluate(config, plan)
+        assert '"rollouts": ' in capsys.readouterr().out
         asked = len(server.prompts)
         assert 0 < asked < rubrics and part['tasks'] == 3
     with JudgeServer() as server:

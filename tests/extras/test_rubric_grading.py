@@ -11,12 +11,11 @@ import pytest
 from refused_calls import check_table
 from trajectories import ASKS_SOLVER, make_trajectory
 
-from zeroplay_jax.evaluation import play, question_sets
-from zeroplay_jax.evaluation.play import Answer, Grade, GradingRecord, Judgement
+from zeroplay_jax.evaluation import results
+from zeroplay_jax.evaluation.answering import Answer
 from zeroplay_jax.extras.grading import graded, grading_results
-from zeroplay_jax.rollout import prompts
+from zeroplay_jax.extras.grading.record import Grade, GradingRecord, Judgement, load_tasks
 from zeroplay_jax.rollout.prompts import Prompt
-from zeroplay_jax.rollout.tokens import open_codec
 from zeroplay_jax.selfplay import answers
 from zeroplay_jax.selfplay.judge import RuleJudge
 from zeroplay_jax.types import ToolCall, Turn, UserError
@@ -33,7 +32,7 @@ def write_tasks(path, count, rubrics=3):
         task = {'id': f'task {number}', 'task': f'Describe City{number}.', 'rubrics': texts}
         lines.append(json.dumps(task))
     path.write_text('\n'.join(lines), encoding='utf-8')
-    return question_sets.load_tasks(str(path))
+    return load_tasks(str(path))
 
 
 def answer_to(task):
@@ -96,14 +95,14 @@ class StrictJudge(RuleJudge):
 
 
 def named(name, judge):
-    return play.NamedJudge(name, f'{name} key', judge.bound(None))
+    return graded.NamedJudge(name, f'{name} key', judge.bound(None))
 
 
 def play_all(folder, tasks, context, judges, on_grades=lambda number: None, **options):
     folder.mkdir(exist_ok=True)
     with GradingRecord(folder) as record:
         judges = [named(name, judge) for name, judge in judges.items()]
-        play.grade_tasks(
+        graded.grade_tasks(
             context, ASKS_SOLVER, tasks, judges, record, at_once=16, on_grades=on_grades, **options
         )
     with GradingRecord(folder) as record:
@@ -160,13 +159,7 @@ def test_500_tasks_killed_twice_give_what_an_uninterrupted_evaluation_gives(tmp_
     assert 40 < lost < 60 and first['judgements']['unread'] == 0
     measured = whole['agreement']
     assert measured['items'] == 3 * 490 - lost and measured['table']['second_only'] == 0
-    assert (
-        0.5
-        < measured['kappa_interval'][0]
-        < measured['kappa']
-        < measured['kappa_interval'][1]
-        < 0.9
-    )
+    assert 0.5 < measured['kappa'] < 0.9
 
 
 def test_verdicts_that_were_not_given_are_neither_met_nor_not_met(tmp_path):
@@ -198,7 +191,12 @@ def test_verdicts_that_were_not_given_are_neither_met_nor_not_met(tmp_path):
     assert result['answers'] == {'given': 3, 'missing': 1, 'finish': {'answer': 3, 'turns': 1}}
     # Of the second judge's scores only three have a counterpart.
     other = grading_results.results({}, 'tasks', tasks, {'judge': 'b'}, record, 1)
-    assert question_sets.compare(result, other)['tasks'][0] == pytest.approx((-1 + 0 + 0) / 3)
+    sides = []
+    for number, one in enumerate((result, other)):
+        path = tmp_path / f'{number}.json'
+        path.write_text(json.dumps(one))
+        sides.append(results.Results.read(path))
+    assert results.compare(*sides)['tasks'][0] == pytest.approx((-1 + 0 + 0) / 3)
     assert result['sets']['tasks']['mean']['searches'] == 1.25
     assert result['agreement']['table'] == {
         'both_met': 1,
@@ -275,7 +273,7 @@ def test_an_unusable_line_is_named(tmp_path):
     def load(*lines):
         path = tmp_path / 'tasks.jsonl'
         path.write_text('\n'.join(map(json.dumps, lines)))
-        question_sets.load_tasks(str(path))
+        load_tasks(str(path))
 
     check_table(pathlib.Path(__file__).parent / 'bad_tasks.txt', {'load': load}, tmp_path)
 
@@ -290,7 +288,7 @@ def test_published_rubrics_keep_their_weights(tmp_path):
         {'rubric_item': 'Is it short?', 'weight': 2, 'text': None, 'points': None},
     ]
     path.write_text(json.dumps({'task': 'How much?', 'rubrics': rubrics}))
-    (task,) = question_sets.load_tasks(str(path))
+    (task,) = load_tasks(str(path))
     weights = {rubric['text']: rubric.get('weight') for rubric in task.question.rubrics}
     assert list(weights.values()) == [5, -3, 4, None, 2]
     assert [*weights][2:] == ['Cites a study.', 'Does it name risks?', 'Is it short?']
@@ -300,8 +298,8 @@ def test_a_prompt_that_is_too_long_is_found_before_anything_is_played(tmp_path):
     tasks = write_tasks(tmp_path / 'tasks.jsonl', 3)
     long = dataclasses.replace(tasks[1].question, text='x' * 41)
     tasks[1] = dataclasses.replace(tasks[1], question=long)
-    with pytest.raises(UserError, match='tasks.jsonl, line 2: .* has 41 tokens, at most 40'):
-        play.check_prompts(Context(), 'solver', tasks, 'tasks.jsonl')
+    with pytest.raises(UserError, match='tasks.jsonl, line 2: .* 41 tokens with its prompt, 40 at'):
+        graded.check_prompts(Context(), 'solver', tasks, 'tasks.jsonl')
 
 
 def test_a_rubric_that_the_rule_judge_cannot_read_is_found_before_anything_is_played(tmp_path):
@@ -309,10 +307,10 @@ def test_a_rubric_that_the_rule_judge_cannot_read_is_found_before_anything_is_pl
     readable = {'task': 'Describe Babin.', 'rubrics': ['State that Babin makes ships.']}
     mixed = {'task': 'Describe it.', 'rubrics': [*readable['rubrics'], 'Is polite.']}
     path.write_text('\n'.join(map(json.dumps, (readable, mixed))))
-    tasks = question_sets.load_tasks(str(path))
-    play.check_rubrics_of_rule(tasks[:1], 'tasks.jsonl')
+    tasks = load_tasks(str(path))
+    graded.check_rubrics_of_rule(tasks[:1], 'tasks.jsonl')
     with pytest.raises(UserError, match=r'tasks.jsonl, line 2: rubric 2 states no fact'):
-        play.check_rubrics_of_rule(tasks, 'tasks.jsonl')
+        graded.check_rubrics_of_rule(tasks, 'tasks.jsonl')
 
 
 def test_a_damaged_line_of_the_record_is_named(tmp_path):
@@ -323,31 +321,13 @@ def test_a_damaged_line_of_the_record_is_named(tmp_path):
 
 def test_the_estimate_counts_what_is_not_recorded(tmp_path):
     tasks = write_tasks(tmp_path / 'tasks.jsonl', 3)
-    codec = open_codec(pathlib.Path('zeroplay_jax/mini/base'))
-    templates = prompts.select('mini')
-    cost = graded.JudgeCost('judge', 'key', 100)
-    given = answer_to('Describe City0.')
     with GradingRecord(tmp_path) as record:
-        record.add_answers('task 0', (Answer(given, 'answer', 1, 0.0, 9),))
+        record.add_answers('task 0', (Answer('It is.', 'answer', 1, 0.0, 9),))
         record.add_answers('task 1', (Answer(None, 'turns', 1, 0.0, 9),))
         record.add_grade(Judgement('key', 'task 0', 0, 2), Grade(True))
-        estimate = graded.estimate_judge(cost, tasks, record, 1, codec, templates, 64)
-        text = graded.estimate_text(tasks, record, 1, 64, [estimate])
-
-    def tokens(task, given, rubric):
-        names = dict(task=task.question.text, given=given, rubric=task.rubrics[rubric])
-        return len(codec.render(prompts.fill(templates['judge.grade'], **names)))
-
-    # Two judgements of the recorded answer, none of the missing one, three of an answer of 64 tokens.
-    expected = sum(tokens(tasks[0], given, rubric) for rubric in (0, 1))
-    expected += sum(tokens(tasks[2], '', rubric) + 64 for rubric in (0, 1, 2))
-    assert estimate.judgements == 5 and estimate.reply_tokens == 500
-    assert estimate.prompt_tokens == pytest.approx(expected, rel=0.02)
-    assert 'rollouts      1 to play' in text and 'key: 5 requests, at most' in text
-    rule = dataclasses.replace(estimate, cost=graded.JudgeCost('judge', 'rule', 0))
-    assert graded.estimate_text(tasks, record, 1, 64, [rule]).endswith(
-        'rule: 5 grades, no requests'
-    )
+        estimate = graded.estimate(tasks, ['key', 'other'], record, 1)
+    # Two judgements of the recorded answer, none of the missing one, three of an answer that is to come.
+    assert estimate == {'tasks': 3, 'rollouts': 1, 'judgements': {'key': 5, 'other': 6}}
 
 
 def test_rubrics_count_by_their_weights(tmp_path):
@@ -356,7 +336,7 @@ def test_rubrics_count_by_their_weights(tmp_path):
     country = {'text': 'State that City0 is a city in Tarva.', 'weight': 5}
     rubrics = [{'text': river, 'weight': 3}, {'text': mayor, 'weight': -1}, country]
     path.write_text(json.dumps({'task': 'Describe City0.', 'rubrics': rubrics}), encoding='utf-8')
-    tasks = question_sets.load_tasks(str(path))
+    tasks = load_tasks(str(path))
     # River and mayor are met: (3 - 1) / (3 + 5).
     results = play_all(tmp_path / 'run', tasks, Context(), {'rule': RuleJudge(list, (1, 5))})
     assert results['task_scores'] == [{'task': '1', 'rule': 0.25}]

@@ -8,11 +8,14 @@ import threading
 import pytest
 from trajectories import ASKS_SOLVER
 
+from zeroplay_jax import ask
+from zeroplay_jax import session as sessions
 from zeroplay_jax.configs import common, quickstart
 from zeroplay_jax.configuration import rules
-from zeroplay_jax.evaluation import agent, answering, question_sets
-from zeroplay_jax.evaluation.question_sets import Answered
+from zeroplay_jax.evaluation import answering
+from zeroplay_jax.evaluation import results as result_files
 from zeroplay_jax.evaluation.render import Printer
+from zeroplay_jax.evaluation.results import Answered, Results, SetResults
 from zeroplay_jax.extras.served_policy import MOST_FAILURES, ServedModel
 from zeroplay_jax.rollout.call_syntax import FunctionSyntax
 from zeroplay_jax.rollout.environment import Environment, Limits
@@ -334,7 +337,10 @@ def test_answers_that_fail_are_counted_and_stop_the_command(serve):
     results, context, rollouts = play(server, *[good] * 10, bad, changes=one_at_once)
     assert [rollout.finish for rollout in rollouts].count('failed') == 1
     assert results[-1].given is None and not rollouts[-1].weights
-    assert results[-1].score is None and question_sets.means(results)['score'] == 1.0
+    assert (
+        results[-1].score is None
+        and SetResults.of([*[good] * 10, bad], results).means()['score'] == 1.0
+    )
     workers = context.scheduler.workers
     assert workers.answers['failed'] == context.model.stats['failed answers'] == 1
     workers.check_failure_rate(0.5, 0.1)
@@ -425,17 +431,17 @@ def test_a_row_beside_that_of_a_policy_in_a_folder(serve):
     def result(policy, answered):
         config.policy.path = policy
         measured = dict(metric='em', samples=1, limit=0, judge='')
-        settings = question_sets.result_settings(
+        settings = result_files.result_settings(
             config, policy, run.library.about, run.template, **measured
         )
-        return question_sets.results(settings, {'set': (questions, answered)})
+        return Results(settings, {'set': SetResults.of(questions, answered)})
 
     served = result(str(run.evaluation.model), answered)
     local = result('zeroplay_jax/mini/base', [Answered(0.0, 2, 0.0, 'Lomi')] * 2)
-    assert served['settings']['policy'] == server.address
-    differences = question_sets.check_comparable(local, served)
+    assert served.settings['policy'] == server.address
+    differences = local.differences(served)
     assert "tools: 'search_r1' and 'functions'" in differences and 'context' in differences
-    difference, low, high = question_sets.compare(local, served)['set']
+    difference, low, high = result_files.compare(local, served)['set']
     assert difference == 0.5 and low < 0.5 < high
 
 
@@ -443,14 +449,14 @@ def test_asking_shows_the_rollout_and_failures(serve, capsys):
     replies = [search('Rapon'), text('<think>so</think><answer>Lomi\x1b[2J</answer>')]
     server = serve(lambda body: replies.pop(0) if replies else (500, b'no'))
     config = small(policy_settings.settings(server.address))
-    session = agent.Session(config, server.address, Printer(False))
-    assert session.try_to_answer('Where was Rapon born?')
+    session = sessions.Session(config, server.address, Printer(False))
+    assert ask._answer([session], 'Where was Rapon born?')
     shown = capsys.readouterr().out
     assert 'search    Rapon' in shown and '  [1]' in shown and 'answer    Lomi\\x1b[2J' in shown
-    assert not session.try_to_answer('Where was Rapon born?')
+    assert not ask._answer([session], 'Where was Rapon born?')
     assert 'the model does not answer (status 500' in capsys.readouterr().err
     replies += [text('<answer>Lomi</answer>')]
     session.as_json = True
-    assert session.try_to_answer('Where was Rapon born?')
+    assert ask._answer([session], 'Where was Rapon born?')
     record = json.loads(capsys.readouterr().out)
     assert (record['answer'], record['policy']) == ('Lomi', server.address)

@@ -14,7 +14,7 @@ from tools.checkpoints import base_model, base_open, batches, open_demos
 from tools.checkpoints.demo import render
 from tools.checkpoints.open_demos import OpenErrors
 from zeroplay_jax.configs import scope
-from zeroplay_jax.evaluation import play
+from zeroplay_jax.evaluation import answering
 from zeroplay_jax.mini.facts import meets_rubric, rubrics_of
 from zeroplay_jax.policy import hf
 from zeroplay_jax.rollout import prompts
@@ -166,7 +166,7 @@ def test_clean_meets_the_rubrics_of_held_out_tasks_and_base_does_not():
         config.eval.update(questions=12, hops=(1, 2, 3, 4))
         run = build.build(config)
         run.publish_weights(['solver'])
-        _, rows = play.evaluate(run.evaluation, list(run.library.open_tasks), 0, ASKS_SOLVER)
+        _, rows = answering.evaluate(run.evaluation, list(run.library.open_tasks), 0, ASKS_SOLVER)
         met[name] = np.mean([row.reward for row in rows])
     assert met['clean'] >= 0.8
     assert met['base'] <= 0.65

@@ -11,7 +11,7 @@ from scripted import ScriptedContext, final
 
 from zeroplay_jax.configs import common, quickstart
 from zeroplay_jax.configuration import rules
-from zeroplay_jax.evaluation.play import evaluate
+from zeroplay_jax.evaluation.answering import evaluate
 from zeroplay_jax.recipes.datasets import SeedDocument
 from zeroplay_jax.recipes.drzero import Recipe as DrZero
 from zeroplay_jax.rollout.prompts import Prompt

@@ -7,14 +7,14 @@ import pytest
 from refused_calls import check_table
 from trajectories import make_trajectory
 
+from zeroplay_jax.api import Index
 from zeroplay_jax.configs import common
-from zeroplay_jax.evaluation.agent import OpenCorpus
-from zeroplay_jax.evaluation.play import _is_doubtful
 from zeroplay_jax.retrieval.client import Client
 from zeroplay_jax.selfplay import health, metrics
 from zeroplay_jax.selfplay.library import Library, SearchableCorpus
 from zeroplay_jax.selfplay.library_builder import check_and_reset_failures
 from zeroplay_jax.selfplay.schedule import Phase, Step
+from zeroplay_jax.session import search_warning
 from zeroplay_jax.training import outcome
 from zeroplay_jax.training.alarms import Alarms
 from zeroplay_jax.types import Row, ToolCall, TrainingStopped, Turn
@@ -60,7 +60,8 @@ def test_what_searches_that_find_nothing_do(config):
         config.stop_at_alarms = stops
         outcome.raise_if_nothing_found(config, counts_of(*answers))
 
-    is_doubtful = lambda *rows: _is_doubtful(trajectory_of(*rows))
+    graded = pytest.importorskip('zeroplay_jax.extras.grading.graded')
+    is_doubtful = lambda *rows: graded._is_doubtful(trajectory_of(*rows))
     names = globals() | {'evaluated': evaluated, 'is_doubtful': is_doubtful}
     table = pathlib.Path(__file__).parent / 'empty_searches.txt'
     check_table(table, names, error=TrainingStopped)
@@ -69,12 +70,12 @@ def test_what_searches_that_find_nothing_do(config):
 @pytest.mark.fault('B', 'ask over a server that finds nothing')
 def test_ask_says_that_no_search_found_a_passage(user_reads):
     client = Client(Backend([], [PASSAGE]))
-    corpus = OpenCorpus(SearchableCorpus(client, 3, 100), 'http://127.0.0.1:9')
-    corpus.source.search(['q'])
-    line = corpus.warning()
+    corpus = Index(SearchableCorpus(client, 3, 100), 'http://127.0.0.1:9')
+    corpus.corpus.search(['q'])
+    line = search_warning(corpus)
     assert 'none of the 1 searches found a passage in http://127.0.0.1:9' in line
-    corpus.source.search(['r'])
-    assert corpus.warning() == ''
+    corpus.corpus.search(['r'])
+    assert search_warning(corpus) == ''
     user_reads(line)
 
 

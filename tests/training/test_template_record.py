@@ -5,7 +5,7 @@ import datetime
 import pytest
 
 from zeroplay_jax.configs import drzero
-from zeroplay_jax.evaluation import question_sets
+from zeroplay_jax.evaluation.results import Results, SetResults, result_settings
 from zeroplay_jax.runtime import record
 from zeroplay_jax.training import run_folder
 
@@ -34,13 +34,13 @@ def test_the_first_recorded_day_counts(tmp_path, user_reads):
 @pytest.mark.fault('third-4', 'compare: evaluations of two days')
 def test_evaluations_of_two_days_are_not_compared(user_meets):
     def result(template):
-        settings = question_sets.result_settings(
+        settings = result_settings(
             drzero.get_config('mini'), 'p', 'r', template, metric='em', samples=1, limit=0, judge=''
         )
-        return {'settings': settings, 'sets': {'nq': {'questions': 'x'}}}
+        return Results(settings, {'nq': SetResults('x', [], [])})
 
     days = [result({'date': day}) for day in ('2026-11-25', '2026-11-26')]
-    question_sets.check_comparable(days[0], days[0])
-    assert 'template' not in result({})['settings']
+    days[0].differences(days[0])
+    assert 'template' not in result({}).settings
     with user_meets("template: {'date': '2026-11-25'} and"):
-        question_sets.check_comparable(*days)
+        days[0].differences(days[1])

@@ -1,4 +1,4 @@
-"""How a question is answered: by the policy with its tools, or by a baseline without training.
+"""How a question is answered: by the policy with its tools, or by a baseline without training; in runs and after them.
 
 search: reasoning that calls tools, as in training (`Recipe.answer`); of a policy without training it is Search-o1's
 form (arXiv:2501.05366). direct: in one turn, without tools. retrieve: after one search for the question (RAG,
@@ -10,32 +10,272 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import dataclasses
+import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from absl import logging
+from jaxtyping import Bool
 
-from zeroplay_jax.evaluation.question_sets import (
-    Answer,
-    Answered,
-    answer_of,
-    ask_question,
-    asked,
-    do_nothing,
-)
+from zeroplay_jax.evaluation import statistics
+from zeroplay_jax.evaluation.results import Answered
 from zeroplay_jax.objectives.rewards import normalize_answer
 from zeroplay_jax.rollout.requests import Request
-from zeroplay_jax.selfplay.answers import score
-from zeroplay_jax.selfplay.context import RolloutContext
-from zeroplay_jax.selfplay.recipe import Recipe
-from zeroplay_jax.types import Question, TaskDropped, ToolCall, Trajectory, UserError
+from zeroplay_jax.selfplay.answers import final_answer, prompt_fields, score
+from zeroplay_jax.selfplay.context import Role, RolloutContext
+from zeroplay_jax.selfplay.recipe import Recipe, asks_once
+from zeroplay_jax.types import (
+    PROMPT,
+    Outcome,
+    Question,
+    Row,
+    RowInfo,
+    TaskDropped,
+    ToolCall,
+    Trajectory,
+    UserError,
+)
 
 # The end of a sentence, and tags around it.
 _SENTENCE_END = re.compile(r'(?<=[.!?])\s|\n')
 _TAG = re.compile(r'</?\w+>')
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """One answer of the policy.
+
+    Attributes:
+      text: the answer; None if the rollout ended without one.
+      finish: why the rollout ended (`Trajectory.finish`).
+      searches: number of its search queries.
+      redundancy: repetition among them (`redundancy`).
+      tokens: number of tokens that the policy wrote.
+    """
+
+    text: str | None
+    finish: str
+    searches: int
+    redundancy: float
+    tokens: int
+
+
+def do_nothing(*_: Any) -> None:
+    """Default of callbacks."""
+
+
+async def answer(
+    context: RolloutContext,
+    recipe: Recipe,
+    identity: tuple[int, ...],
+    question: Question,
+    samples: int = 1,
+    temperature: float | None = None,
+) -> list[Trajectory]:
+    """Returns the rollouts that answer a question or open task in an evaluation, each by `Recipe.answer`.
+
+    A dropped one has the question alone as tokens, the reason as `finish`, and no `weights`.
+
+    Args:
+      recipe: as `recipe.answering_recipe` returns it.
+      identity: of the question, from which the randomness of its rollouts derives.
+      samples: number of rollouts.
+      temperature: None: 0 for one sample, the role's for several.
+
+    Raises:
+      UserError: the question is longer than `rollout.prompt_tokens`, where the recipe asks its role once.
+    """
+    # Several greedy samples would be equal.
+    if temperature is None and samples == 1:
+        temperature = 0.0
+    if asks_once(recipe):
+        # In one request, whose rollouts share their prompt.
+        role = recipe.evaluated_role
+        fields = prompt_fields(context, role, question)
+        with asked(question):
+            return await context.ask(role, identity, samples, temperature, **fields)
+    if temperature is not None:
+        context = dataclasses.replace(context, roles=at_temperature(context.roles, temperature))
+
+    async def answer_once(sample: int) -> Trajectory:
+        try:
+            return await recipe.answer(context, question, (*identity, sample))
+        except TaskDropped as drop:
+            # How long an answer grows is up to the policy.
+            line = 'in the evaluation, %r counts as unanswered: Recipe.answer dropped it (%s)'
+            logging.warning(line, question.text[:60], drop.reason)
+            codec = context.roles[recipe.evaluated_role].env.codec
+            tokens = np.array(codec.encode_plain(question.text), np.int32)
+            source = np.full_like(tokens, PROMPT, np.int8)
+            logp = np.zeros_like(tokens, np.float32)
+            return Trajectory(tokens, source, logp, (), drop.reason, '', 0, (*identity, sample))
+
+    return list(await asyncio.gather(*map(answer_once, range(samples))))
+
+
+def at_temperature(roles: Mapping[str, Role], temperature: float) -> dict[str, Role]:
+    """Returns roles of which the trained ones have this temperature; the others stay greedy."""
+    return {
+        name: dataclasses.replace(role, temperature=role.temperature and temperature)
+        for name, role in roles.items()
+    }
+
+
+@contextlib.contextmanager
+def asked(question: Question, limit: str = 'rollout.prompt_tokens') -> Iterator[None]:
+    """Refuses a question whose prompt is longer than `limit`, a field of the config.
+
+    Raised instead of dropped: without this question the mean would be taken over another set.
+
+    Raises:
+      UserError: such a question.
+    """
+    try:
+        yield
+    except TaskDropped as drop:
+        raise UserError(
+            f'in the evaluation, {question.text[:60]!r} cannot be asked: {drop.reason}; raise config.{limit}'
+        ) from drop
+
+
+def check_prompt(context: RolloutContext, role: str, question: Question) -> None:
+    """Raises UserError for a question whose prompt is longer than the role allows."""
+    tokens = len(context.prompt_ids(role, **prompt_fields(context, role, question)))
+    limit = context.roles[role].prompt_tokens
+    if tokens > limit:
+        raise UserError(
+            f'the question is too long: {tokens} tokens with its prompt, {limit} at most; shorten it, or raise '
+            'config.rollout.prompt_tokens'
+        )
+
+
+def answer_of(trajectory: Trajectory, queries: Sequence[str] | None = None) -> Answer:
+    """Returns the answer of a rollout; `queries`: the searches before it, None for those of its calls."""
+    if queries is None:
+        queries = search_queries(trajectory)
+    return Answer(
+        text=final_answer(trajectory),
+        finish=trajectory.finish,
+        searches=len(queries),
+        redundancy=redundancy(queries),
+        tokens=trajectory.policy_tokens,
+    )
+
+
+def search_queries(trajectory: Trajectory) -> list[str]:
+    """Returns the search queries of a rollout in order."""
+    queries = []
+    for call in trajectory.calls_of('search'):
+        queries += call.queries
+    return queries
+
+
+def redundancy(queries: Sequence[str]) -> float:
+    """Returns the repetition among queries, from 0 to 1.
+
+    It is the mean, over all queries but the first, of the largest Jaccard overlap of words with an earlier query; 0 for
+    fewer than two queries. π-Play reports such a number without defining it.
+    """
+    earlier_words: list[set[str]] = []
+    overlaps = []
+    for query in queries:
+        words = set(normalize_answer(query).split())
+        # The first query has nothing to repeat and does not count in the mean.
+        if earlier_words:
+            # Two queries without words share none.
+            shares = [len(words & other) / max(1, len(words | other)) for other in earlier_words]
+            overlaps.append(max(shares))
+        earlier_words.append(words)
+    if not overlaps:
+        return 0.0
+    return float(np.mean(overlaps))
+
+
+def evaluate(
+    context: RolloutContext,
+    questions: Sequence[Question],
+    number: int,
+    recipe: Recipe,
+    on_answer: Callable[[], None] = do_nothing,
+    metric: str = 'none',
+) -> tuple[dict[int, Bool[np.ndarray, ' questions']], list[Row]]:
+    """Returns the exact match of a greedy answer per question, and the rollouts; open tasks are graded by a judge.
+
+    With several processes all must call this.
+
+    Args:
+      context: roles, scheduler, prompts and, for open tasks, the judge.
+      questions: questions and open tasks.
+      number: number of this evaluation in the run; (number, index of the question) is the identity of a rollout.
+      recipe: answers (`recipe.answering_recipe`).
+      on_answer: called after every answer, for a progress bar.
+      metric: `config.eval.metric`, a further score of the answers to questions; 'none': no other.
+
+    Returns:
+      correct: hop count (0: unknown) → bool [N], in the order of the questions; without the open tasks.
+      rows: one rollout per entry of `questions`, in their order. The reward is 1 or 0; of an open task the share
+        of its rubrics that are met (SCOPE eq. 1), or 0 with drop 'ungraded' where the judge graded too few. `parts`
+        has the score by `metric` under the name of the metric.
+
+    Raises:
+      UserError: a question is longer than `rollout.prompt_tokens`.
+    """
+    episodes: dict[tuple[int, ...], Callable[[], Coroutine[Any, Any, Outcome]]] = {}
+    for index, question in enumerate(questions):
+        identity = (number, index)
+        episodes[identity] = functools.partial(_row_of, context, recipe, identity, question, metric)
+    outcomes = context.run_episodes(episodes, on_answer)
+    # Each question has one rollout, so each outcome has one row; all processes have them in the order of the questions.
+    rows = [outcome.rows[0] for outcome in outcomes]
+    # Open tasks have grades between 0 and 1, which must not enter the exact match.
+    answers = [
+        row for row, question in zip(rows, questions, strict=True) if not question.is_open_task
+    ]
+    # Metrics and tables list the hop counts in ascending order, whatever the order of a file.
+    correct = statistics.by_hop([row.group for row in answers], [row.reward > 0 for row in answers])
+    return correct, rows
+
+
+async def _row_of(
+    context: RolloutContext,
+    recipe: Recipe,
+    identity: tuple[int, int],
+    question: Question,
+    further_metric: str,
+) -> Outcome:
+    """Returns the outcome of one question or open task, with one row; the randomness derives from `identity`."""
+    # Exact match is used whatever `reward.answer` is, so that results of all recipes are compared by one metric.
+    is_open = question.is_open_task
+    metric, part_name = ('rubrics', 'rubrics') if is_open else ('em', 'exact_match')
+    (trajectory,) = await answer(context, recipe, identity, question)
+    text = final_answer(trajectory)
+    value = await score(context, metric, identity, question, text)
+    reward = value or 0.0
+    parts = {part_name: reward}
+    if further_metric != 'none' and not is_open:
+        # An answer without a verdict of the judge scores 0.
+        parts[further_metric] = (
+            await score(context, further_metric, identity, question, text) or 0.0
+        )
+    # Evaluation rows are never trained on; the reason is recorded so that ungraded answers can be counted.
+    drop_reason = 'ungraded' if value is None else None
+    # Of a question that was dropped.
+    if not trajectory.weights:
+        drop_reason = trajectory.finish
+    row = Row(
+        role=recipe.evaluated_role,
+        trajectory=trajectory,
+        reward=reward,
+        group=question.hops,
+        parts=parts,
+        drop=drop_reason,
+        info=RowInfo(question=question, answer=text),
+    )
+    return Outcome([row])
 
 
 def answer_all(
@@ -57,7 +297,7 @@ def answer_all(
       context: roles, scheduler, prompts and, for the metrics that need one, the judge.
       number: number of this evaluation; (number, index of the question) is the identity of the question's rollouts.
       metric: name of the metric, see `selfplay.answers.score`.
-      samples, temperature: as of `ask_question`.
+      samples, temperature: as of `answer`.
       way: how it is answered, see the module.
       recipe: answers, or its evaluated role in another way.
       answerer: name of the weights that write the last turn, after another policy's searches (SCOPE
@@ -78,13 +318,13 @@ def answer_all(
         if baseline is not None:
             chains = [baseline.answer((*identity, sample), question) for sample in range(samples)]
             return list(await asyncio.gather(*chains))
-        trajectories = await ask_question(context, recipe, identity, question, samples, temperature)
+        trajectories = await answer(context, recipe, identity, question, samples, temperature)
         if answerer:
             searched = trajectories
             trajectories = [await _answer_after(context, role, answerer, one) for one in searched]
         return list(map(answer_of, trajectories))
 
-    async def answer(index: int, question: Question) -> Answered:
+    async def result_of(index: int, question: Question) -> Answered:
         """Runs the rollouts of one question and returns its result."""
         identity = (number, index)
         answers = await ask(identity, question)
@@ -110,7 +350,7 @@ def answer_all(
         return dataclasses.replace(result, samples=tuple(scores), vote=vote)
 
     workers = context.scheduler.workers
-    pending = [answer(index, question) for index, question in enumerate(questions)]
+    pending = [result_of(index, question) for index, question in enumerate(questions)]
     results = context.scheduler.run(pending, on_answer)
     counts = workers.counts
     if baseline is not None and counts['search/failed']:

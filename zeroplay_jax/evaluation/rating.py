@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections.abc import Callable, Sequence
 
-from zeroplay_jax.evaluation.question_sets import Answered
+from zeroplay_jax.evaluation.results import Answered
 from zeroplay_jax.selfplay.context import RolloutContext
 from zeroplay_jax.selfplay.judge import TextJudge, policy_writer
 from zeroplay_jax.settings.schema import Judge

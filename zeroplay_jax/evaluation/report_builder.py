@@ -23,7 +23,6 @@ import jinja2
 
 from zeroplay_jax.evaluation import statistics
 from zeroplay_jax.extras import EXTRAS, load_extra
-from zeroplay_jax.mini.world import World
 from zeroplay_jax.retrieval import downloads, json_text
 from zeroplay_jax.runtime.disk import write_text
 from zeroplay_jax.runtime.record import FILE_NAME, HASH_FIELD, check_hash
@@ -53,8 +52,6 @@ REQUIRED_FIELDS = {
     'alarms.jsonl': {'step': int, 'name': str, 'level': str, 'text': str},
 }
 SUMMARY_OBJECTS = ('results', 'em_by_hop')  # fields of summary.json that are objects
-MISSING_SUMMARY = 'the run has not finished, or was killed'
-MISSING_CONFIG = 'the config of the run is unknown'
 RUN_FILES = ('summary.json', 'metrics.jsonl', 'trajectories.jsonl')
 LINES_IN_NOTE = 5  # line numbers of damaged lines that a note lists
 
@@ -79,15 +76,7 @@ def write_report(
     """
     workdirs = list(map(Path, (workdir, *others)))
     folder = workdirs[0].parent if workdirs[0].is_file() else workdirs[0]
-    target = folder / 'report.html'
-    if out is not None:
-        target = Path(out)
-        if not target.parent.is_dir():
-            raise UserError(f'{target}: folder {target.parent} does not exist; create it first')
-    if target.is_dir():
-        raise UserError(
-            f'{target} is a folder; pass the path of a file, for example {target / "report.html"}'
-        )
+    target = output_path(out, '.html') or folder / 'report.html'
     write_text(target, render(read_runs(workdirs)))
     return target
 
@@ -99,12 +88,14 @@ def read_runs(workdirs: Sequence[Path], has_trajectories: bool = True) -> list[d
     return [read_run(path, has_trajectories) | {'name': name} for path, name in named]
 
 
-def output_path(name: str | None, suffix: str) -> Path | None:
+def output_path(name: str | os.PathLike[str] | None, suffix: str) -> Path | None:
     """Returns the path of a file to write, None for the default one; raises UserError if it cannot be written."""
     if name is None:
         return None
     out = Path(name)
-    if not name.lower().endswith(suffix) and not out.is_dir():
+    if out.is_dir():
+        raise UserError(f'{out} is a folder; pass the path of a file, such as {out}/report{suffix}')
+    if out.suffix.lower() != suffix:
         raise UserError(f'{out}: end its name with {suffix}, which is what is written')
     if not out.parent.is_dir():
         raise UserError(f'{out}: folder {out.parent} does not exist; create it first')
@@ -148,90 +139,84 @@ def read_run(workdir: Path, has_trajectories: bool = True) -> dict[str, Any]:
         raise UserError(f'{workdir}: contains none of {", ".join(RUN_FILES)}; {fix}')
     # A run in progress has no summary yet, and a killed run never gets one: missing files become notes, not errors.
     notes: list[str] = []
-    summary = _read_object(workdir / 'summary.json', MISSING_SUMMARY, notes)
+    summary = _read_object(
+        workdir / 'summary.json', 'the run has not finished, or was killed', notes
+    )
     for name in SUMMARY_OBJECTS:
         if not isinstance(summary.get(name, {}), dict):
             del summary[name]
             notes.append(f'"{name}" of summary.json is damaged and was ignored.')
-    recorded = _read_object(workdir / FILE_NAME, MISSING_CONFIG, notes)
+    record = _read_object(workdir / FILE_NAME, 'the config of the run is unknown', notes)
+    config = record.get('config', {})
     metrics = read_lines(workdir / 'metrics.jsonl', notes)
-    trajectories = read_lines(workdir / 'trajectories.jsonl', notes) if has_trajectories else []
-    _add_true_hops(recorded.get('config', {}), trajectories)
+    logged = read_lines(workdir / 'trajectories.jsonl', notes) if has_trajectories else []
     # A run without alarms has no such file.
     alarms = workdir / 'alarms.jsonl'
     alarm_records = read_lines(alarms, notes) if alarms.is_file() else []
-    _check_identity(workdir, recorded.get('run', ''), summary, metrics, trajectories)
-    texts = _intern_texts(trajectories)
-    return {
-        'name': workdir.resolve().name,
+    # All files that name their run name that of the record; without one they are compared with each other.
+    run = record.get('run', '')
+    for name, rows in zip(RUN_FILES, ([summary], metrics, logged), strict=True):
+        for row in rows:
+            there = row.pop(HASH_FIELD, '')
+            run = run or there
+            check_hash(workdir / name, there, run)
+    # Copies from a bucket are younger than the run.
+    is_copy = downloads.address_of(str(workdir)) != str(workdir)
+    written = ''
+    if metrics and not is_copy:
+        time = (workdir / 'metrics.jsonl').stat().st_mtime
+        written = datetime.date.fromtimestamp(time).isoformat()
+    data = _page_data(workdir, logged)
+    return data | {
         'summary': summary,
-        'config': recorded.get('config', {}),
+        'config': config,
         'metrics': metrics,
-        'trajectories': trajectories,
-        'texts': texts,
         'alarms': alarm_notes(alarm_records),
-        'notes': notes,
-        'written': _day_written(workdir),
+        'notes': notes + data['notes'],
+        'written': written,
     }
-
-
-def _day_written(workdir: Path) -> str:
-    """Returns the day of the last metrics, such as 2026-03-31; '' without, and for a copy, whose files are younger."""
-    path = workdir / 'metrics.jsonl'
-    if not path.is_file() or downloads.address_of(str(workdir)) != str(workdir):
-        return ''
-    return datetime.date.fromtimestamp(path.stat().st_mtime).isoformat()
 
 
 def _read_documents(place: Path, documents: Sequence[Path]) -> dict[str, Any]:
     """Returns ATIF documents in the form of `read_run`: trajectories alone."""
-    trajectories = []
-    for path in documents:
-        trajectories += load_extra('atif').read(path)
-    return {
-        'name': place.resolve().name,
-        'summary': {},
-        'config': {},
-        'metrics': [],
-        'trajectories': trajectories,
-        'texts': _intern_texts(trajectories),
-        'alarms': [],
-        'documents': len(documents),
-        'notes': [],
-    }
+    logged = [row for path in documents for row in load_extra('atif').read(path)]
+    return _page_data(place, logged) | {'documents': len(documents)}
 
 
-def _intern_texts(trajectories: list[dict[str, Any]]) -> list[str]:
-    """Replaces texts of segments by indices in the returned list, and the turns by what the page shows of their calls.
+def _page_data(place: Path, logged: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Returns the form of `read_run` with trajectories alone, whose texts are stored once.
 
-    The HTML file stores each text once: rollouts of a group share the prompt, and some documents are retrieved often.
+    Rollouts of a group share the prompt, and some documents are retrieved often. What is no rollout of this version is
+    left out.
     """
     text_ids: dict[str, int] = {}
-    for row in trajectories:
-        row['segments'] = [_intern_segment(segment, text_ids) for segment in row['segments']]
-        row['turns'] = _tool_calls(row.get('turns'))
-    return list(text_ids)
+    trajectories, damaged = [], 0
+    for row in logged:
+        try:
+            segments = []
+            for segment in row['segments']:
+                # Raises for another type.
+                text = '' + segment['text']
+                segments.append([segment['source'], text_ids.setdefault(text, len(text_ids))])
+            # The position in the list is the number of the turn, of which not every one has a call.
+            turns = [None if turn is None else _call(turn) for turn in row.get('turns', ())]
+            trajectories.append(row | {'segments': segments, 'turns': turns})
+        except (AttributeError, KeyError, TypeError):
+            damaged += 1
+    lines = [f'{damaged} damaged rollouts were ignored.'] if damaged else []
+    empty: dict[str, Any] = {'summary': {}, 'config': {}, 'metrics': [], 'alarms': []}
+    shown = {'trajectories': trajectories, 'texts': list(text_ids), 'notes': lines}
+    return {'name': place.resolve().name} | empty | shown
 
 
-def _check_identity(
-    workdir: Path,
-    here: str,
-    summary: dict[str, Any],
-    metrics: list[Any],
-    trajectories: list[Any],
-) -> None:
-    """Raises UserError (one line) unless all files that name their run name that of the record; takes the names off."""
-    files = {
-        'summary.json': [summary],
-        'metrics.jsonl': metrics,
-        'trajectories.jsonl': trajectories,
-    }
-    for name, records in files.items():
-        for record in records:
-            there = record.pop(HASH_FIELD, '')
-            # Without the record of the folder, its files are compared with each other.
-            here = here or there
-            check_hash(workdir / name, there, here)
+def _call(turn: dict[str, Any]) -> dict[str, Any]:
+    """Returns what the page shows of a tool call: of its passages title or id and score, because texts are segments."""
+    documents = []
+    for passages in turn['documents']:
+        documents += [
+            [str(one.get('title') or one.get('id')), one.get('score')] for one in passages
+        ]
+    return {name: turn[name] for name in ('tool', 'arguments', 'error')} | {'documents': documents}
 
 
 def render(runs: list[dict[str, Any]], version: str = '') -> str:
@@ -297,7 +282,7 @@ def _results(run: dict[str, Any]) -> dict[str, Any]:
 
 
 def _unique_names(workdirs: Sequence[Path]) -> list[str]:
-    """Returns the last part of each path, or as many parts as make the names distinct.
+    """Returns the last part of each path; the paths as they are given, where two would be equal.
 
     Raises:
       UserError: two paths are the same folder.
@@ -307,11 +292,8 @@ def _unique_names(workdirs: Sequence[Path]) -> list[str]:
     for index, path in enumerate(paths):
         if path in paths[:index]:
             raise UserError(f'{workdirs[index]} is listed twice; pass each run once')
-    # Terminates: whole paths are distinct.
-    length = 1
-    while len({path.parts[-length:] for path in paths}) < len(paths):
-        length += 1
-    return ['/'.join(path.parts[-length:]) for path in paths]
+    names = [path.name for path in paths]
+    return names if len(set(names)) == len(names) else list(map(str, workdirs))
 
 
 def _asset(name: str) -> str:
@@ -322,71 +304,6 @@ def _csp_hash(text: str) -> str:
     """Returns the source expression with which a content security policy allows an inline element."""
     digest = hashlib.sha256(text.encode()).digest()
     return f"'sha256-{base64.b64encode(digest).decode()}'"
-
-
-def _intern_segment(segment: dict[str, Any], text_ids: dict[str, int]) -> list[Any]:
-    """Returns [source, id of the text]; new texts are added to `text_ids`."""
-    text = str(segment.get('text', ''))
-    text_id = text_ids.setdefault(text, len(text_ids))
-    return [str(segment.get('source', '')), text_id]
-
-
-def _tool_calls(turns: Any) -> list[dict[str, Any] | None]:
-    """Returns the tool call of each turn, or None for a turn without one; [] for a log without `turns`.
-
-    Texts of results and documents are left out: the segments contain them already.
-    """
-    if not isinstance(turns, list):
-        return []
-    # The position in the list is the number of the turn: invalid entries become None instead of being dropped.
-    calls: list[dict[str, Any] | None] = []
-    for turn in turns:
-        if not isinstance(turn, dict) or not isinstance(turn.get('tool'), str):
-            calls.append(None)
-            continue
-        call = {name: turn.get(name) for name in ('tool', 'arguments', 'error')}
-        calls.append(call | {'documents': _document_titles(turn.get('documents'))})
-    return calls
-
-
-def _add_true_hops(config: dict[str, Any], trajectories: list[Any]) -> None:
-    """Adds info['true_hops'] to proposals about the miniature world: 0 for a wrong answer, or no question."""
-    try:
-        if config['retrieval']['kind'] != 'world':
-            return
-        first_seed, count = config['world']['train']
-        near_misses = config['world']['near_misses']
-        seeds = range(first_seed, first_seed + count)
-        worlds = [World(seed, 'train', near_misses) for seed in seeds]
-    # Without the record of the run its config is not known.
-    except (KeyError, TypeError, ValueError, UserError):
-        return
-    for row in trajectories:
-        info = row.get('info')
-        if not row.get('is_proposal') or not isinstance(info, dict):
-            continue
-        info['true_hops'] = 0
-        for world in worlds:
-            answer, hops = world.resolve(str(info.get('question')))
-            if answer is not None and [answer] == info.get('answers'):
-                info['true_hops'] = hops
-
-
-def _document_titles(results: Any) -> list[list[Any]]:
-    """Returns [title or id, score] of the passages that a call returned, in order; `results` is a list per query."""
-    titles: list[list[Any]] = []
-    if not isinstance(results, list):
-        return titles
-    for documents in results:
-        # One result list per query of the call.
-        if not isinstance(documents, list):
-            continue
-        for document in documents:
-            if isinstance(document, dict):
-                # Not all corpora have titles.
-                title = document.get('title') or document.get('id')
-                titles.append([str(title), document.get('score')])
-    return titles
 
 
 def _read_object(path: Path, missing: str, notes: list[str]) -> dict[str, Any]:
@@ -401,14 +318,6 @@ def _read_object(path: Path, missing: str, notes: list[str]) -> dict[str, Any]:
         return {}
 
 
-def _is_valid(row: dict[str, Any], required: dict[str, type]) -> bool:
-    """Returns whether a row has the required fields with their types."""
-    if not all(isinstance(row.get(field), kind) for field, kind in required.items()):
-        return False
-    segments = row['segments'] if 'segments' in required else []
-    return all(isinstance(segment, dict) for segment in segments)
-
-
 def read_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     """Returns the valid objects of a JSON-lines file of `REQUIRED_FIELDS`.
 
@@ -417,12 +326,10 @@ def read_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     if not path.is_file():
         notes.append(f'There is no {path.name}: the run has not written it yet.')
         return []
-    required = REQUIRED_FIELDS[path.name]
     rows = []
-    damaged_lines = []
-    line_count = 0
+    damaged = []
     with path.open('rb') as file:
-        for line_count, line in enumerate(file, 1):
+        for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
             try:
@@ -430,27 +337,19 @@ def read_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
                 row = json_text.parse_object(line, json_text.null)
             except json_text.Unusable:
                 row = {}
-            if _is_valid(row, required):
+            required = REQUIRED_FIELDS[path.name].items()
+            if all(isinstance(row.get(name), kind) for name, kind in required):
                 rows.append(row)
             else:
-                damaged_lines.append(line_count)
-    if damaged_lines == [line_count]:
-        # A killed run leaves half a line at the end of the file; the other lines are not suspect.
+                damaged.append(number)
+    if damaged:
+        # A killed run leaves half a line at the end of the file.
+        numbers = ', '.join(map(str, damaged[:LINES_IN_NOTE]))
+        more = ', …' if len(damaged) > LINES_IN_NOTE else ''
         notes.append(
-            f'The last line of {path.name} (line {line_count}) is incomplete and was ignored: '
-            'the run was interrupted there.'
-        )
-    elif damaged_lines:
-        numbers = ', '.join(map(str, damaged_lines[:LINES_IN_NOTE]))
-        if len(damaged_lines) > LINES_IN_NOTE:
-            numbers += ', …'
-        notes.append(
-            f'{len(damaged_lines)} damaged lines of {path.name} were ignored (line {numbers}).'
+            f'{len(damaged)} damaged lines of {path.name} were ignored (line {numbers}{more}).'
         )
     return rows
-
-
-# ---- alarms in the report --------------------------------------------------------------------------
 
 
 def alarm_notes(alarms: Iterable[dict[str, Any]]) -> list[str]:

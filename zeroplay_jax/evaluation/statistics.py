@@ -87,33 +87,26 @@ def summarise(before: Samples, after: Samples) -> dict[str, Any]:
       ValueError: as `paired_difference`.
     """
     before_by_hop, after_by_hop = _paired_scores(before, after)
-    questions_by_hop = {}
-    em_by_hop: dict[str, dict[str, float]] = {'before': {}, 'after': {}}
-    ci95_by_hop: dict[str, dict[str, list[float]]] = {'before': {}, 'after': {}}
-    difference_by_hop = {}
-    for hop, flags_before in before_by_hop.items():
-        # JSON objects have string keys: written and re-read summaries are equal.
-        name = str(hop)
-        flags_after = after_by_hop[hop]
-        questions_by_hop[name] = flags_before.size
-        for side, flags in (('before', flags_before), ('after', flags_after)):
-            em_by_hop[side][name], *ci95_by_hop[side][name] = _wilson(flags)
-        # Already paired and checked, so without `paired_difference`.
-        difference_by_hop[name] = list(_newcombe(flags_before, flags_after))
     of_headline = summarise_scores(before_by_hop, after_by_hop)
-    em_before, *ci95_before = of_headline['before']
-    em_after, *ci95_after = of_headline['after']
-    return {
-        'em_before': em_before,
-        'em_after': em_after,
-        'em_by_hop': em_by_hop,
-        'ci95': {'before': ci95_before, 'after': ci95_after},
+    summary: dict[str, Any] = {
+        'em_before': of_headline['before'][0],
+        'em_after': of_headline['after'][0],
+        'em_by_hop': {},
+        'ci95': {side: of_headline[side][1:] for side in ('before', 'after')},
         'questions': of_headline['items'],
-        'questions_by_hop': questions_by_hop,
-        'ci95_by_hop': ci95_by_hop,
+        # JSON objects have string keys: written and re-read summaries are equal.
+        'questions_by_hop': {str(hop): flags.size for hop, flags in before_by_hop.items()},
+        'ci95_by_hop': {},
         'difference': of_headline['difference'],
-        'difference_by_hop': difference_by_hop,
+        'difference_by_hop': {},
     }
+    for side, flags_by_hop in (('before', before_by_hop), ('after', after_by_hop)):
+        intervals = {str(hop): list(_wilson(flags)) for hop, flags in flags_by_hop.items()}
+        summary['em_by_hop'][side] = {hop: interval[0] for hop, interval in intervals.items()}
+        summary['ci95_by_hop'][side] = {hop: interval[1:] for hop, interval in intervals.items()}
+    for hop, flags in before_by_hop.items():
+        summary['difference_by_hop'][str(hop)] = list(_newcombe(flags, after_by_hop[hop]))
+    return summary
 
 
 def by_hop(hops: Sequence[int], scores: Sequence[float]) -> dict[int, np.ndarray]:
@@ -157,40 +150,19 @@ def before_after_table(before: Samples, after: Samples, demonstrated: int | None
     Args:
       demonstrated: most hops that the policy was shown before training; None: not known.
     """
-    summary = summarise(before, after)
-    em_by_hop = summary['em_by_hop']
-    ci95_by_hop = summary['ci95_by_hop']
-    headline_hops = []
+    before_by_hop, after_by_hop = _paired_scores(before, after)
     rows: list[tuple[str, ...]] = [('hops', 'questions', 'before', 'after', 'change')]
-    for hop, questions in summary['questions_by_hop'].items():
-        if int(hop) in HEADLINE:
-            headline_hops.append(hop if int(hop) else 'no hops')
-        label = hop if int(hop) else 'none'
-        if demonstrated is not None and int(hop) > demonstrated:
+    for hop, flags in before_by_hop.items():
+        label = str(hop or 'none')
+        if demonstrated is not None and hop > demonstrated:
             label += ' (not demonstrated)'
-        row = (
-            label,
-            str(questions),
-            interval_text([em_by_hop['before'][hop], *ci95_by_hop['before'][hop]]),
-            interval_text([em_by_hop['after'][hop], *ci95_by_hop['after'][hop]]),
-            interval_text(summary['difference_by_hop'][hop], sign='+'),
-        )
-        rows.append(row)
-
+        rows.append((label, *_texts(flags, after_by_hop[hop])))
     # Without any hop count of the headline, the figures are the mean over all hop counts.
-    label = 'mean'
-    if headline_hops:
-        label += ' of ' + ', '.join(headline_hops)
-    headline_row = (
-        label,
-        str(summary['questions']),
-        interval_text([summary['em_before'], *summary['ci95']['before']]),
-        interval_text([summary['em_after'], *summary['ci95']['after']]),
-        interval_text(summary['difference'], sign='+'),
-    )
-    rows.append(headline_row)
-    if set(summary['questions_by_hop']) == {str(NO_HOPS)}:
-        rows = [rows[0][1:], headline_row[1:]]
+    averaged = ', '.join(str(hop or 'no hops') for hop in before_by_hop if hop in HEADLINE)
+    label = f'mean of {averaged}' if averaged else 'mean'
+    rows.append((label, *_texts(before_by_hop, after_by_hop)))
+    if set(before_by_hop) == {NO_HOPS}:
+        rows = [rows[0][1:], rows[-1][1:]]
 
     lines = aligned(rows)
     rule = '-' * max(map(len, lines))
@@ -198,6 +170,13 @@ def before_after_table(before: Samples, after: Samples, demonstrated: int | None
         lines.insert(-1, rule)
     lines.insert(1, rule)
     return '\n'.join(lines)
+
+
+def _texts(before: Samples, after: Samples) -> list[str]:
+    """Returns the number of questions, both means and their change, as `summarise_scores` has them."""
+    summary = summarise_scores(before, after)
+    sides = [interval_text(summary[side]) for side in ('before', 'after')]
+    return [str(summary['items']), *sides, interval_text(summary['difference'], sign='+')]
 
 
 def summarise_scores(before: Samples, after: Samples) -> dict[str, Any]:
@@ -366,7 +345,7 @@ def _combine(intervals: list[Interval]) -> Interval:
 #
 # Differences between several runs of two sides, with 95 % intervals over runs, such as runs of different seeds.
 #
-# The interval of one pair of runs (`question_sets.compare`) covers the choice of questions only. Two seeds of one
+# The interval of one pair of runs (`results.compare`) covers the choice of questions only. Two seeds of one
 # config can differ by more than it says, so a claim about a method needs several runs of each side.
 
 
@@ -374,37 +353,28 @@ def _combine(intervals: list[Interval]) -> Interval:
 _UPPER = 0.975
 
 
-def difference(baseline: Sequence[float], candidate: Sequence[float], paired: bool) -> Interval:
+def difference(baseline: Sequence[float], candidate: Sequence[float]) -> Interval:
     """Returns the mean score of the candidate's runs minus that of the baseline's, and its 95 % interval over runs.
 
     Args:
       baseline: mean score per run.
       candidate: mean score per run.
-      paired: whether run i of one side belongs to run i of the other, such as by its seed.
 
     Returns:
-      (difference, low, high). With `paired` Student's t interval of the differences; with one baseline, such as the
-      policy before training, that of the candidate's runs, and the baseline counts as exact; else Welch's (Biometrika
-      34:28, 1947), for sides of different variances.
+      (difference, low, high): Welch's t interval (Biometrika 34:28, 1947), for sides of different variances. A side of
+      one run, such as the policy before training, counts as exact, and the interval is that of the other's runs.
 
     Raises:
-      ValueError: fewer than two runs to compute a variance from, or unequal numbers of paired runs.
+      ValueError: two runs are needed to compute a variance from.
     """
     before = np.asarray(baseline, float)
     after = np.asarray(candidate, float)
-    mean = float(after.mean() - before.mean())
-    if paired:
-        if before.size != after.size:
-            raise ValueError(f'{before.size} and {after.size} runs cannot be paired')
-        return _t_interval(mean, [after - before])
-    # A single result counts as exact.
-    return _t_interval(mean, [side for side in (before, after) if side.size > 1])
+    samples = [side for side in (before, after) if side.size > 1]
+    return _t_interval(float(after.mean() - before.mean()), samples)
 
 
-def statistic(baseline: int, candidate: int, paired: bool) -> str:
+def statistic(baseline: int, candidate: int) -> str:
     """Returns what the interval of `difference` is, in words, by the numbers of runs of both sides."""
-    if paired:
-        return f"Student's t interval of {baseline} paired differences"
     if 1 in (baseline, candidate):
         runs = max(baseline, candidate)
         return f"Student's t interval over {runs} runs; the single result of the other side counts as exact"
@@ -419,7 +389,7 @@ def _t_interval(mean: float, samples: Sequence[np.ndarray]) -> Interval:
     Args:
       samples: independent float [N] of two or more runs each.
     """
-    if not samples or samples[0].size < 2:
+    if not samples:
         raise ValueError('an interval over runs needs two runs of a side or more')
     squared_errors = np.array([sample.var(ddof=1) / sample.size for sample in samples])
     variance = squared_errors.sum()

@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -53,7 +53,6 @@ class ServedModel:
       most_failures: number of answers that fail one after the other, after the first reply, at which a command ends.
 
     Attributes:
-      on_text: receives the text of every turn, with its call; None: nobody does.
       stats: what was asked: requests, tokens as far as the server counts them, answers and what became of them.
     """
 
@@ -69,7 +68,6 @@ class ServedModel:
         self._most_failures = most_failures
         self._failures = most_failures - 1
         self._log = FailureLog('policy')
-        self.on_text: Callable[[str], None] | None = None
         self.stats: collections.Counter[str] = collections.Counter()
 
     def __str__(self) -> str:
@@ -164,8 +162,6 @@ class ServedModel:
         self._failures = 0
         ends = [text.find(stop) + len(stop) for stop in env.stops if stop in text]
         text = text[: min(ends, default=len(text))]
-        if self.on_text is not None:
-            self.on_text(text)
         call, finish = None, 'eos' if is_whole else 'turn_tokens'
         if ends:
             call, finish = env.end_turn(text).outcome(is_last)

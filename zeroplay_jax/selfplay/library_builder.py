@@ -148,10 +148,12 @@ def check_and_reset_failures(library: Library) -> dict[str, float]:
     return counts
 
 
-def open_real_corpus(config: Config) -> tuple[SearchableCorpus, str]:
+def open_real_corpus(
+    config: Config, ready_seconds: float | None = None
+) -> tuple[SearchableCorpus, str]:
     """Opens the index folder or search server of `config.retrieval`; returns it and its name.
 
-    Waits up to ten minutes for a server.
+    Waits up to ten minutes, or `ready_seconds`, for a server.
 
     Raises:
       RetrievalError: the folder is not an index, or the server does not answer in time.
@@ -169,7 +171,7 @@ def open_real_corpus(config: Config) -> tuple[SearchableCorpus, str]:
     else:
         backend = Http(settings.url)
     client = Client(backend, max_failure_rate=settings.max_failure_rate)
-    client.wait_until_ready(_READY_SECONDS)
+    client.wait_until_ready(_READY_SECONDS if ready_seconds is None else ready_seconds)
     corpus = SearchableCorpus(client, top_k, PAGE_WORDS)
     return corpus, backend.name
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from zeroplay_jax.evaluation import statistics
-from zeroplay_jax.evaluation.play import evaluate
+from zeroplay_jax.evaluation.answering import evaluate
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.runtime.hosts import sums
 from zeroplay_jax.selfplay.engine import Engine

@@ -136,29 +136,8 @@ function topicTable(run) {
   return rangeTable(run, 'Topics over steps', help, ranges, rows);
 }
 
-// A row per number of hops that was asked for, and number that right questions have.
-function hopTable(run) {
-  const rows = run.trajectories.filter(({ info }) => isNumber(info?.true_hops) && isNumber(info.hops));
-  if (!rows.length) return null;
-  const ranges = stepRanges(rows);
-  const labelOf = ({ info }) => `${info.hops} asked, ${info.true_hops ? `right with ${info.true_hops}` : 'none right'}`;
-  const cellsOf = (asked, right) =>
-    ranges.map((range) => {
-      const alike = range.rows.filter(({ info }) => info.hops === asked);
-      return shareCell(mean(alike.map(({ info }) => Number(info.true_hops === right))));
-    });
-  const labels = [...new Set(rows.map(labelOf))].sort(naturalOrder);
-  const tableRows = labels.map((label) => {
-    const [asked, right = 0] = label.match(/\d+/g).map(Number);
-    return tableRow([label, demonstrated(run, right)], cellsOf(asked, right));
-  });
-  const help =
-    'Of the logged proposals that were asked for so many hops, the share whose question is right, by its number of hops.';
-  return rangeTable(run, 'Hops of proposals over steps', help, ranges, tableRows);
-}
-
 function drawTopics() {
-  const tables = [...runs.map(hopTable), ...runs.map(topicTable)].filter(Boolean);
+  const tables = runs.map(topicTable).filter(Boolean);
   const sentence = runs.every(({ documents }) => documents)
     ? 'None of these rollouts proposes a question.'
     : 'No questions have been logged yet.';

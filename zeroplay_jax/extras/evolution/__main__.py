@@ -15,12 +15,11 @@ nothing, and the judge of the config rates every question from 1 to 5.
 from __future__ import annotations
 
 import argparse
-import json
 import pathlib
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zeroplay_jax.configuration import fields
 from zeroplay_jax.evaluation import report_builder
@@ -28,6 +27,9 @@ from zeroplay_jax.extras.evolution import questions
 from zeroplay_jax.retrieval.command import Parser, exit_status, number_type
 from zeroplay_jax.runtime.workdir import local_run
 from zeroplay_jax.types import UserError
+
+if TYPE_CHECKING:
+    from zeroplay_jax.evaluation.results import Results
 
 # Flags of evaluate that this command sets itself, or whose results it could not read.
 _SET_HERE = ('answering', 'out', 'samples', 'sets', 'workdir')
@@ -104,9 +106,9 @@ def _show(arguments: argparse.Namespace, evaluate_flags: Sequence[str]) -> None:
         is_open = any(record.get('rubrics') for record in parts[0].questions)
         flags = [*_corpus_flags(workdir), *evaluate_flags]
         result = _answers(arguments, flags, sets, is_open)
-        read = questions.rated if result['settings']['metric'] == 'rating' else questions.solved
-        for name, of_set in result['sets'].items():
-            figures[name] |= read(of_set['answered'])
+        read = questions.rated if result.settings['metric'] == 'rating' else questions.solved
+        for name, of_set in result.sets.items():
+            figures[name] |= read(of_set.answered)
     print(questions.table(figures))
     if shares:
         rows = {topic: dict(zip(figures, of_parts)) for topic, of_parts in shares.items()}
@@ -130,8 +132,8 @@ def _answers(
     evaluate_flags: Sequence[str],
     sets: Sequence[pathlib.Path],
     is_open: bool,
-) -> dict[str, Any]:
-    """Returns the result of `zeroplay_jax.evaluate`, which a process of its own writes beside the sets.
+) -> Results:
+    """Returns the results of `zeroplay_jax.evaluate`, which a process of its own writes beside the sets.
 
     Raises:
       UserError: it failed; its own line was printed.
@@ -147,7 +149,10 @@ def _answers(
     # Its table would stand above ours; its bar and errors are on stderr.
     if subprocess.run(command, stdout=subprocess.DEVNULL).returncode:
         raise UserError('--policy: zeroplay_jax.evaluate failed; its line above says why')
-    return json.loads(out.read_text(encoding='utf-8'))
+    # This import loads JAX, which a call without a solver does not need.
+    from zeroplay_jax.evaluation.results import Results
+
+    return Results.read(out)
 
 
 if __name__ == '__main__':

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,6 +20,10 @@ from zeroplay_jax.evaluation import statistics, tables
 from zeroplay_jax.extras.drawing import new_axes, save
 from zeroplay_jax.objectives.answers import normalize_answer
 from zeroplay_jax.types import Json
+
+if TYPE_CHECKING:
+    # It loads JAX.
+    from zeroplay_jax.evaluation.results import Answered
 
 # Cosine of two questions' character n-grams from which they count as one.
 NEAR = 0.9
@@ -189,26 +194,18 @@ def _line(record: Json) -> Json:
     return {name: record[name] for name in names if name in record}
 
 
-def solved(answered: Sequence[Json]) -> dict[str, float]:
-    """Returns the 'solve rate' of a set's results with its 95 % interval, and the mean 'searches' of what was solved.
-
-    Args:
-      answered: the objects in a result of `zeroplay_jax.evaluate --out`.
-    """
+def solved(answered: Sequence[Answered]) -> dict[str, float]:
+    """Returns the 'solve rate' of results with its 95 % interval, and the mean 'searches' of what was solved."""
     # An answer without a verdict counts as wrong, as in the means of an evaluation.
-    scores = np.array([result['score'] or 0.0 for result in answered])
-    searches = np.array([result['searches'] for result in answered])[scores >= _CORRECT]
+    scores = np.array([result.score or 0.0 for result in answered])
+    searches = np.array([result.searches for result in answered])[scores >= _CORRECT]
     figures = dict(zip(('solve rate', 'low', 'high'), statistics.mean_interval(scores)))
     return figures | ({'searches': float(searches.mean())} if searches.size else {})
 
 
-def rated(answered: Sequence[Json]) -> dict[str, float]:
-    """Returns a set's mean 'rating' with its 95 % interval, the share of each rating, and the number 'unrated'.
-
-    Args:
-      answered: the objects in a result of `zeroplay_jax.evaluate --metric=rating --out`.
-    """
-    scores = np.array([result['score'] for result in answered if result['score'] is not None])
+def rated(answered: Sequence[Answered]) -> dict[str, float]:
+    """Returns the mean 'rating' with its 95 % interval, the share of each rating, and the number 'unrated'."""
+    scores = np.array([result.score for result in answered if result.score is not None])
     figures = {name: 1 + 4 * end for name, end in zip(_RATING, statistics.mean_interval(scores))}
     shares = {f'rated {n}': float(np.mean(1 + 4 * scores == n)) for n in range(1, 6)}
     return figures | shares | {'unrated': len(answered) - len(scores)}

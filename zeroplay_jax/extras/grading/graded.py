@@ -1,42 +1,55 @@
 """Graded evaluation of a file of open tasks, in a folder that belongs to one policy and file and can be resumed.
 
 The folder holds `run.json`, with config and inputs to which its answers are bound, `answers.jsonl` and `grades.jsonl`
-(`evaluation.play`), and at the end `results.json` and `results.md`. Judges are not bound: their settings are
-part of the name under which grades are recorded, so that another judge grades the same answers.
+(`record`), and at the end `results.json` and `results.md`. One judge or two grade every answer, rubric by rubric. They
+are not bound: their settings are part of the name under which grades are recorded, so that another judge grades the
+same answers.
 """
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import hashlib
 import json
 import pathlib
 import types
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, NamedTuple
 
 from zeroplay_jax.configuration import fields
 from zeroplay_jax.data import files
-from zeroplay_jax.evaluation import play, question_sets, statistics
-from zeroplay_jax.evaluation.play import GradingRecord, NamedJudge, is_needed, judgements
-from zeroplay_jax.evaluation.question_sets import RubricTask
+from zeroplay_jax.evaluation import question_sets, results
+from zeroplay_jax.evaluation.answering import Answer, answer, answer_of, check_prompt, do_nothing
 from zeroplay_jax.extras.grading import grading_results
+from zeroplay_jax.extras.grading.record import (
+    Grade,
+    GradingRecord,
+    Judgement,
+    RubricTask,
+    judgements,
+    load_tasks,
+)
 from zeroplay_jax.retrieval import progress
-from zeroplay_jax.rollout.prompts import Prompt, fill, select
-from zeroplay_jax.rollout.tokens import Codec
+from zeroplay_jax.rollout.prompts import Prompt, select
 from zeroplay_jax.runtime import disk, signals, workdir
 from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.selfplay.context import RolloutContext
 from zeroplay_jax.selfplay.judge import GRADE_PROMPT, Judge, RuleJudge, TextJudge
 from zeroplay_jax.selfplay.judge_endpoint import check_judge, endpoint_writer
-from zeroplay_jax.selfplay.recipe import answering_recipe, recipe_class
+from zeroplay_jax.selfplay.recipe import Recipe, answering_recipe, recipe_class
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.training import build, outcome, run_folder
-from zeroplay_jax.types import UserError
+from zeroplay_jax.types import Trajectory, UserError
 
 RESULTS = 'results.json'
 PAGE = 'results.md'
 _KEY_DIGITS = 8
+# Judgements before the share of lost ones is looked at: fewer say little, and a server that is down fails at once.
+_FIRST_LOOK = 20
+# All rollouts of an evaluation begin their identity with this number; a second evaluation in a process would need
+# another one.
+_NUMBER = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,11 +57,11 @@ class Plan:
     """What to evaluate.
 
     Attributes:
-      source: file of open tasks (`question_sets.load_tasks`), or its name on the Hub.
+      source: file of open tasks (`record.load_tasks`), or its name on the Hub.
       folder: folder of the evaluation.
-      samples, temperature: of the answers to a task, as of `question_sets.ask_question`.
+      samples, temperature: of the answers to a task, as of `answering.answer`.
       limit: number of tasks drawn from the file; 0: all. A later start may have another limit.
-      only_estimate: whether to print the estimate and stop.
+      only_estimate: whether to print what there is to do and stop.
       date: the day that a chat template gets; '': that of the first start in the folder.
     """
 
@@ -69,54 +82,61 @@ class Plan:
         return sampling
 
 
-class _OnlyEstimate(Exception):
-    """Ends an evaluation of which only the estimate was wanted."""
+class NamedJudge(NamedTuple):
+    """A judge of a graded evaluation.
+
+    Attributes:
+      name: its section of the config, 'judge' or 'second_judge'.
+      key: its name in the record of grades, which changes with its model, limits, temperature and prompt.
+      judge: the judge; None before it is asked.
+    """
+
+    name: str
+    key: str
+    judge: Judge | None = None
 
 
 def evaluate(config: Config, plan: Plan) -> dict[str, Any]:
     """Plays and grades the tasks that are not recorded yet; writes the results and returns them.
 
-    Prints the estimate before the weights are loaded. With `plan.only_estimate` nothing else happens, and the numbers
-    of the estimate are returned.
+    Prints the estimate before the policy is loaded; with `plan.only_estimate` it is returned, and nothing else happens.
 
     Raises:
       UserError: an unusable file, a folder of another evaluation, or too many failed tool calls or judgements.
     """
     path = question_sets.path_of(plan.source)
-    all_tasks = question_sets.load_tasks(path)
+    all_tasks = load_tasks(path)
     # Tasks keep their positions in the file, so that an answer does not depend on the limit.
     tasks = files.sample(all_tasks, plan.limit or len(all_tasks), config.seed)
-    costs = _judge_costs(config)
+    judges = _judges(config)
+    if any(judge.key == 'rule' for judge in judges):
+        check_rubrics_of_rule(tasks, path)
     settings = {**config.to_dict(), 'evaluation': plan.sampling}
-    free = _free_fields(config)
-    with workdir.claim(plan.folder, settings, free):
+    free = [*fields.changeable_fields(config)]
+    # Answers do not depend on judges, and grades are named by them.
+    free += [name for name in fields.leaves(config) if name.startswith(('judge.', 'second_judge.'))]
+    with workdir.claim(plan.folder, settings, tuple(free)):
         inputs = _inputs(config, path)
         _check_inputs(plan.folder, inputs)
-        with GradingRecord(plan.folder) as grading:
-            estimates: list[JudgeEstimate] = []
+        with GradingRecord(plan.folder) as record:
+            todo = estimate(tasks, [judge.key for judge in judges], record, plan.samples)
+
+            if plan.only_estimate:
+                return todo
+            print(json.dumps(todo), flush=True)
 
             def before_weights(context: RolloutContext) -> None:
-                """Prints the estimate; refuses long prompts, rubrics that no rule reads, judges without verdicts."""
-                role = recipe_class(config.recipe).evaluated_role
-                play.check_prompts(context, role, tasks, path)
-                if any(config[cost.name].kind == 'rule' for cost in costs):
-                    play.check_rubrics_of_rule(tasks, path)
-                estimates.extend(_estimate(plan, tasks, costs, grading, context, role))
-                if plan.only_estimate:
-                    raise _OnlyEstimate
-                for estimate in estimates:
-                    name = estimate.cost.name
-                    if config[name].kind == 'endpoint' and estimate.judgements:
+                """Refuses long prompts, and judges without verdicts."""
+                check_prompts(context, recipe_class(config.recipe).evaluated_role, tasks, path)
+                for name, key, _ in judges:
+                    if config[name].kind == 'endpoint' and todo['judgements'][key]:
                         check_judge(context, _settings_of(config, name), ['grade'], name)
 
-            try:
-                run = build.build(
-                    config,
-                    before_weights=before_weights,
-                    date=plan.date or run_folder.start_date([plan.folder]),
-                )
-            except _OnlyEstimate:
-                return _estimate_json(tasks, estimates)
+            run = build.build(
+                config,
+                before_weights=before_weights,
+                date=plan.date or run_folder.start_date([plan.folder]),
+            )
             inputs['retrieval'] = {run.library.about: {}}
             inputs |= run_folder.template_entry(run.template)
             _check_inputs(plan.folder, inputs)
@@ -124,59 +144,27 @@ def evaluate(config: Config, plan: Plan) -> dict[str, Any]:
                 run_record.plain_config(settings)
             )
             run_record.write(plan.folder, dataclasses.replace(recorded, inputs=inputs))
-            _grade(config, plan, tasks, costs, grading, run)
+            _grade(config, plan, tasks, judges, record, run)
             # The first judge is that whose scores `compare` reads.
-            about = question_sets.result_settings(
+            about = results.result_settings(
                 config,
                 policy=str(run.folder),
                 retrieval=run.library.about,
                 # Not 'rubrics', which counts a verdict that was not given as not met.
                 metric='rubrics of given verdicts',
                 limit=plan.limit,
-                judge=costs[0].key,
+                judge=judges[0].key,
                 template=run.template,
                 **plan.sampling,
             )
+            keys = {judge.name: judge.key for judge in judges}
             result = grading_results.results(
-                about,
-                pathlib.Path(path).stem,
-                tasks,
-                {cost.name: cost.key for cost in costs},
-                grading,
-                plan.samples,
+                about, pathlib.Path(path).stem, tasks, keys, record, plan.samples
             )
     text = json.dumps(result, ensure_ascii=False, indent=1)
     disk.write_text(plan.folder / RESULTS, text + '\n')
     disk.write_text(plan.folder / PAGE, grading_results.markdown(result))
     return result
-
-
-def summary_text(result: Mapping[str, Any], folder: pathlib.Path) -> str:
-    """Returns the figures of a result (`grading_results.results`) as lines for the terminal."""
-    lines = []
-    for name, judge in result['judges'].items():
-        counts = judge['judgements']
-        lines.append(
-            f'{name:14}rubrics met {statistics.interval_text(judge["rubrics_met"])}, '
-            f'{counts["unread"]:,} replies not read, {counts["failed"]:,} requests without a reply'
-        )
-    measured = result['agreement']
-    if measured is not None:
-        lines.append(
-            f'{"agreement":14}{statistics.interval_text(measured["raw"])}, '
-            f"Cohen's kappa {grading_results.kappa_text(measured)}"
-        )
-    lines.append(f'{"written":14}{folder / PAGE}')
-    return '\n'.join(lines)
-
-
-def _free_fields(config: Config) -> tuple[str, ...]:
-    """Returns the fields that another start may change: answers do not depend on them, and grades are named by them."""
-    free = list(fields.changeable_fields(config))
-    for name in fields.leaves(config):
-        if name.startswith(('judge.', 'second_judge.')):
-            free.append(name)
-    return tuple(free)
 
 
 def _inputs(config: Config, path: str) -> run_record.Entries:
@@ -206,24 +194,17 @@ def _check_inputs(folder: pathlib.Path, inputs: run_record.Entries) -> None:
         )
 
 
-# ---- judges ------------------------------------------------------------------------------------------
-
-
-def _judge_costs(config: Config) -> list[JudgeCost]:
-    """Returns name, key and reply limit of the judge and, if there is one, of the second judge.
-
-    Raises:
-      UserError: both are the same judge.
-    """
-    costs = [_judge_cost(config, 'judge')]
+def _judges(config: Config) -> list[NamedJudge]:
+    """Returns name and key of the judge and, if there is one, of the second judge; UserError if both are the same."""
+    judges = [NamedJudge('judge', _key(config, 'judge'))]
     if config.second_judge.kind != 'none':
-        costs.append(_judge_cost(config, 'second_judge'))
-        if costs[0].key == costs[1].key:
+        judges.append(NamedJudge('second_judge', _key(config, 'second_judge')))
+        if judges[0].key == judges[1].key:
             raise UserError(
                 f'config.second_judge.kind={config.second_judge.kind}: is the same judge as config.judge '
-                f'({costs[0].key}); give another model, temperature or kind'
+                f'({judges[0].key}); give another model, temperature or kind'
             )
-    return costs
+    return judges
 
 
 def _settings_of(config: Config, name: str) -> types.SimpleNamespace:
@@ -237,11 +218,11 @@ def _settings_of(config: Config, name: str) -> types.SimpleNamespace:
     return types.SimpleNamespace(**settings)
 
 
-def _judge_cost(config: Config, name: str) -> JudgeCost:
-    """Returns name, key and reply limit of one judge."""
+def _key(config: Config, name: str) -> str:
+    """Returns the name of a judge in the record."""
     settings = _settings_of(config, name)
     if settings.kind == 'rule':
-        return JudgeCost(name, 'rule', 0)
+        return 'rule'
     description = settings.kind
     if settings.kind == 'endpoint':
         description += f' {settings.model}'
@@ -251,7 +232,7 @@ def _judge_cost(config: Config, name: str) -> JudgeCost:
     if settings.kind == 'endpoint' and settings.request:
         identity.append(settings.request)
     digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:_KEY_DIGITS]
-    return JudgeCost(name, f'{description} {digest}', settings.tokens)
+    return f'{description} {digest}'
 
 
 def _templates(config: Config) -> dict[str, Prompt]:
@@ -268,82 +249,77 @@ def _second_judge(config: Config) -> Judge:
     return TextJudge(writer, settings.rubrics, settings.max_failure_rate)
 
 
-# ---- estimate and grading ----------------------------------------------------------------------------
-
-
-def _estimate(
-    plan: Plan,
-    tasks: Sequence[RubricTask],
-    costs: Sequence[JudgeCost],
-    record: GradingRecord,
-    context: RolloutContext,
-    role: str,
-) -> list[JudgeEstimate]:
-    """Prints the estimate and returns its part of each judge."""
-    env = context.roles[role].env
-    answer_tokens = env.limits.turn_tokens
-    estimates = [
-        estimate_judge(cost, tasks, record, plan.samples, env.codec, context.prompts, answer_tokens)
-        for cost in costs
-    ]
-    print(estimate_text(tasks, record, plan.samples, answer_tokens, estimates), flush=True)
-    return estimates
-
-
-def _estimate_json(
-    tasks: Sequence[RubricTask], estimates: Sequence[JudgeEstimate]
+def estimate(
+    tasks: Sequence[RubricTask], keys: Sequence[str], record: GradingRecord, samples: int
 ) -> dict[str, Any]:
-    """Returns the numbers of an estimate."""
-    judges = {}
-    for estimate in estimates:
-        judges[estimate.cost.name] = {
-            'judgements': estimate.judgements,
-            'prompt_tokens': estimate.prompt_tokens,
-            'reply_tokens': estimate.reply_tokens,
-        }
-    return {'tasks': len(tasks), 'judges': judges}
+    """Returns what is not recorded yet: 'tasks', 'rollouts' to play and 'judgements' per key of a judge.
+
+    A judgement of a missing answer is unnecessary; of an answer that is not there yet it counts.
+    """
+    asked: dict[str, int] = {}
+    for key in keys:
+        asked[key] = 0
+        for named in judgements(tasks, key, samples):
+            answers = record.answers.get(named.task)
+            is_missing = answers is not None and not answers[named.sample].text
+            asked[key] += not is_missing and not record.is_graded(named)
+    unplayed = sum(task.id not in record.answers for task in tasks)
+    return {'tasks': len(tasks), 'rollouts': unplayed * samples, 'judgements': asked}
+
+
+def check_prompts(
+    context: RolloutContext, role: str, tasks: Sequence[RubricTask], path: str
+) -> None:
+    """Raises UserError for a task with a prompt longer than the role's limit; `path`: file of the tasks."""
+    for task in tasks:
+        try:
+            check_prompt(context, role, task.question)
+        except UserError as error:
+            raise UserError(f'{path}, line {task.line}: {error}') from None
+
+
+def check_rubrics_of_rule(tasks: Sequence[RubricTask], path: str) -> None:
+    """Raises UserError for a rubric that the rule judge cannot read; `path`: file of the tasks."""
+    for task in tasks:
+        for number, rubric in enumerate(task.rubrics, 1):
+            if not RuleJudge.can_read(rubric):
+                raise UserError(
+                    f'{path}, line {task.line}: rubric {number} states no fact of the miniature worlds, and the rule '
+                    'judge reads no other; give --config.judge.kind=endpoint or policy'
+                )
 
 
 def _grade(
     config: Config,
     plan: Plan,
     tasks: Sequence[RubricTask],
-    costs: Sequence[JudgeCost],
+    judges: Sequence[NamedJudge],
     record: GradingRecord,
     run: build.RunContext,
 ) -> None:
     """Plays and grades what is not recorded, with a progress bar."""
-    context = run.evaluation
-    assert context.judge is not None
-    of_name: dict[str, Judge] = {'judge': context.judge}
-    if len(costs) > 1:
+    of_name: dict[str, Judge | None] = {'judge': run.evaluation.judge}
+    if len(judges) > 1:
         of_name['second_judge'] = _second_judge(config)
-    judges = []
-    total = 0
-    pending = 0
-    for cost in costs:
-        judges.append(NamedJudge(cost.name, cost.key, of_name[cost.name]))
-        named = play.judgements(tasks, cost.key, plan.samples)
-        total += len(named)
-        pending += sum(not record.is_graded(judgement) for judgement in named)
+    judges = [judge._replace(judge=of_name[judge.name]) for judge in judges]
+    named = [one for judge in judges for one in judgements(tasks, judge.key, plan.samples)]
+    graded = sum(map(record.is_graded, named))
     run.publish_weights(run.rollouts.scheduler.pools)
     # Until here Ctrl-C ended the process at once.
     signals.raise_again()
     # The slot pools have copies, so the loaded weights are dropped to free their memory.
     run = dataclasses.replace(run, params={})
     # Answers whose searches found something are recorded at once; an earlier start may have some.
-    searched_before = any(
-        answer.searches for answers in record.answers.values() for answer in answers
-    )
+    searched_before = any(one.searches for answers in record.answers.values() for one in answers)
 
     def check_tools() -> None:
         counts = run.check_and_reset_failures()
         if not searched_before:
             outcome.raise_if_nothing_found(config, counts)
 
-    with progress.Bar(total, 'judgements', initial=total - pending, shown=config.progress) as bar:
-        play.grade_tasks(
-            context,
+    with progress.Bar(len(named), 'judgements', initial=graded, shown=config.progress) as bar:
+        grade_tasks(
+            run.evaluation,
             answering_recipe(config),
             tasks,
             judges,
@@ -355,118 +331,159 @@ def _grade(
         )
 
 
-# ---- estimate --------------------------------------------------------------------------------------
-#
-# Rollouts, judge requests, and tokens at most.
-
-
-@dataclasses.dataclass(frozen=True)
-class JudgeCost:
-    """What one judge costs.
-
-    Attributes:
-      name: 'judge' or 'second_judge'.
-      key: its name in the record (`NamedJudge.key`).
-      reply_tokens: longest reply; 0: a rule, which gets no requests.
-    """
-
-    name: str
-    key: str
-    reply_tokens: int
-
-
-@dataclasses.dataclass(frozen=True)
-class JudgeEstimate:
-    """Estimate of the judgements of one judge that are not recorded yet.
-
-    Attributes:
-      cost: the judge.
-      judgements: number of judgements; without the unnecessary ones of missing answers, as far as these are known.
-      prompt_tokens: tokens of all prompts at most, by the policy's tokenizer.
-      reply_tokens: tokens of all replies at most.
-    """
-
-    cost: JudgeCost
-    judgements: int
-    prompt_tokens: int
-    reply_tokens: int
-
-
-def estimate_judge(
-    cost: JudgeCost,
+def grade_tasks(
+    context: RolloutContext,
+    recipe: Recipe,
     tasks: Sequence[RubricTask],
+    judges: Sequence[NamedJudge],
     record: GradingRecord,
-    samples: int,
-    codec: Codec,
-    templates: Mapping[str, Prompt],
-    answer_tokens: int,
-) -> JudgeEstimate:
-    """Returns the estimate of one judge.
-
-    Recorded answers count with their own lengths, the others with `answer_tokens`.
+    *,
+    at_once: int,
+    samples: int = 1,
+    temperature: float | None = None,
+    check_tools: Callable[[], None] = do_nothing,
+    on_grades: Callable[[int], None] = do_nothing,
+) -> None:
+    """Plays the tasks without recorded answers, and asks the judgements without a recorded reply; records both.
 
     Args:
-      samples: answers per task.
-      codec: the policy's tokenizer; that of a judge at a server may differ by some tenths.
-      templates: prompts by name.
-      answer_tokens: longest answer of the policy (`rollout.turn_tokens`).
+      context: roles, scheduler and prompts.
+      recipe: answers.
+      at_once: largest number of judgements of one judge in progress.
+      samples, temperature: of the answers to a task, as of `answering.answer`.
+      check_tools: raises if too many tool calls failed, or no search found a passage, since its last call.
+      on_grades: called with the number of judgements that are done, or that a missing answer makes superfluous.
+
+    Raises:
+      UserError: too many judgements of a judge have no verdict, or too many tool calls failed. What was recorded until
+        then stays.
     """
-    needed = 0
-    prompt_tokens = 0
-    empty_prompt = fill(templates[GRADE_PROMPT], task='', given='', rubric='')
-    template_tokens = len(codec.render(empty_prompt))
-    for task in tasks:
-        named = judgements([task], cost.key, samples)
-        pending = [judgement for judgement in named if is_needed(record, judgement)]
-        needed += len(pending)
-        if not pending or not cost.reply_tokens:
-            continue
-        task_tokens = _length(codec, task.question.text)
-        rubric_tokens = [_length(codec, rubric) for rubric in task.rubrics]
-        answers_tokens = [answer_tokens] * samples
-        for sample, answer in enumerate(record.answers.get(task.id, ())):
-            answers_tokens[sample] = _length(codec, answer.text or '')
-        for judgement in pending:
-            parts = task_tokens + rubric_tokens[judgement.rubric] + answers_tokens[judgement.sample]
-            prompt_tokens += template_tokens + parts
-    return JudgeEstimate(cost, needed, prompt_tokens, needed * cost.reply_tokens)
+    graders = [_Grader(judge, record, tasks, samples, at_once) for judge in judges]
+    # Answers after a failed tool call, or after searches that found nothing, which measure the policy only if these are
+    # rare. They are recorded when this is known, so that a search server that is down or empty leaves nothing behind
+    # that would be resumed.
+    held: dict[str, tuple[Answer, ...]] = {}
+
+    async def play(task: RubricTask) -> None:
+        """Plays and grades one task."""
+        if task.id not in record.answers:
+            identity = (_NUMBER, task.index)
+            trajectories = await answer(
+                context, recipe, identity, task.question, samples, temperature
+            )
+            answers = tuple(map(answer_of, trajectories))
+            if any(map(_is_doubtful, trajectories)):
+                held[task.id] = answers
+                return
+            record.add_answers(task.id, answers)
+        await grade_answers(task)
+
+    async def grade_answers(task: RubricTask) -> None:
+        """Has the recorded answers to one task graded by all judges."""
+        # Judges do not wait for each other.
+        answers = record.answers[task.id]
+        await asyncio.gather(*(grader.grade(task, answers, on_grades) for grader in graders))
+
+    _run(context, graders, [play(task) for task in tasks])
+    check_tools()
+    for task_id, answers in held.items():
+        record.add_answers(task_id, answers)
+    _run(context, graders, [grade_answers(task) for task in tasks if task.id in held])
+    # A small evaluation ends before the first look.
+    for grader in graders:
+        grader.check_lost()
 
 
-def _length(codec: Codec, text: str) -> int:
-    return len(codec.encode_plain(text))
+def _run(
+    context: RolloutContext, graders: Sequence[_Grader], episodes: Sequence[Coroutine]
+) -> None:
+    """Runs episodes in an event loop of their own."""
+    for grader in graders:
+        grader.begin()
+    context.scheduler.run(episodes)
 
 
-def estimate_text(
-    tasks: Sequence[RubricTask],
-    record: GradingRecord,
-    samples: int,
-    answer_tokens: int,
-    judges: Sequence[JudgeEstimate],
-) -> str:
-    """Returns the estimate as lines of text, without a final newline.
-
-    Args:
-      answer_tokens: longest turn of the policy.
-    """
-    num_rubrics = sum(len(task.rubrics) for task in tasks)
-    num_recorded = sum(task.id in record.answers for task in tasks)
-    num_rollouts = (len(tasks) - num_recorded) * samples
-    lines = [
-        f'{"tasks":14}{len(tasks):,}, rubrics {num_rubrics:,}, answers per task {samples}',
-        f'{"rollouts":14}{num_rollouts:,} to play, at most {answer_tokens:,} tokens a turn; '
-        f'{num_recorded * samples:,} recorded',
-    ]
-    for estimate in judges:
-        lines.append(f'{estimate.cost.name:14}{_judge_text(estimate)}')
-    return '\n'.join(lines)
+def _is_doubtful(trajectory: Trajectory) -> bool:
+    """Returns whether a tool call failed other than by a mistake of the policy, or no search found a passage."""
+    rows = [row for call in trajectory.calls for row in call.documents]
+    has_found_nothing = bool(rows) and not any(rows)
+    return has_found_nothing or trajectory.has_tool_failure
 
 
-def _judge_text(estimate: JudgeEstimate) -> str:
-    """Returns the estimate of a judge as a line without its name."""
-    key = estimate.cost.key
-    if not estimate.cost.reply_tokens:
-        return f'{key}: {estimate.judgements:,} grades, no requests'
-    return (
-        f'{key}: {estimate.judgements:,} requests, at most {estimate.prompt_tokens:,} prompt tokens and '
-        f'{estimate.reply_tokens:,} reply tokens'
-    )
+class _Grader:
+    """Asks one judge for its grades, and stops if too many of them have no verdict."""
+
+    def __init__(
+        self,
+        judge: NamedJudge,
+        record: GradingRecord,
+        tasks: Sequence[RubricTask],
+        samples: int,
+        at_once: int,
+    ):
+        assert judge.judge is not None
+        self._name, self._key, self._judge = judge.name, judge.key, judge.judge
+        self._record = record
+        self._at_once = at_once
+        self.begin()
+        # Replies without a verdict of an earlier start count, too: they are not asked again.
+        for judgement in judgements(tasks, self._key, samples):
+            if record.is_graded(judgement):
+                grade = record.grades[judgement]
+                self._judge.stats['asked'] += 1
+                if grade.lost:
+                    self._judge.stats[grade.lost] += 1
+
+    def begin(self) -> None:
+        """Prepares for another event loop."""
+        # A semaphore belongs to the loop in which somebody first waited for it.
+        self._limit = asyncio.Semaphore(self._at_once)
+
+    async def grade(
+        self, task: RubricTask, answers: Sequence[Answer], on_grades: Callable[[int], None]
+    ) -> None:
+        """Has all answers to a task graded by all rubrics that are not graded yet."""
+        pending = []
+        for judgement in judgements([task], self._key, len(answers)):
+            text = answers[judgement.sample].text
+            if self._record.is_graded(judgement):
+                continue
+            # A missing answer meets no rubric without doubt, so no judgement is spent on it.
+            if text:
+                pending.append(self._ask(task, text, judgement, on_grades))
+            else:
+                on_grades(1)
+        await asyncio.gather(*pending)
+
+    async def _ask(
+        self,
+        task: RubricTask,
+        text: str,
+        judgement: Judgement,
+        on_grades: Callable[[int], None],
+    ) -> None:
+        """Asks for one grade and records it."""
+        judge = self._judge
+        identity = (_NUMBER, task.index, judgement.sample, judgement.rubric)
+        rubric = task.rubrics[judgement.rubric]
+        async with self._limit:
+            met = await judge.grade(identity, task.question.text, text, rubric)
+            grade = Grade(met)
+            if met is None:
+                # These are of this very judgement: no other coroutine runs between the judge's return and this line.
+                grade = Grade(None, judge.last_lost, judge.last_failure)
+        self._record.add_grade(judgement, grade)
+        if judge.stats['asked'] >= _FIRST_LOOK:
+            self.check_lost()
+        on_grades(1)
+
+    def check_lost(self) -> None:
+        """Raises UserError if too many judgements have no verdict."""
+        stats = self._judge.stats
+        try:
+            self._judge.check_failure_rate(stats)
+        except UserError as error:
+            fix = 'that repeats failed requests'
+            if stats['unread']:
+                fix += '; to repeat those whose replies could not be read, remove their lines from grades.jsonl'
+            raise UserError(f'config.{self._name}: {error}; {fix}') from None
