@@ -20,7 +20,6 @@ from benchmarks import pins as small_runs
 from benchmarks import rollout as bench
 from benchmarks.command import RESULTS, read_lines
 from benchmarks.peers import workload
-from tools.checkpoints import base_parts
 from zeroplay_jax.configuration import fields, rules
 from zeroplay_jax.evaluation.statistics import difference, interval_text
 from zeroplay_jax.mini.world import World
@@ -104,9 +103,6 @@ def test_the_table_and_the_picture_of_self_play_and_a_control(tmp_path, capsys):
     with pytest.raises(SystemExit):
         hops.main([*folder, '--arms', 'selfplays'])
     assert "invalid choice: 'selfplays'" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        hops.main(['--policy', 'starts/other'])
-    assert '--policy needs --folder' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('name', hops.ARMS)
@@ -152,8 +148,7 @@ def test_the_page_has_the_figures_of_the_stored_runs():
     for line in lines[1:]:
         arm, _, *scores = line.split('\t')
         of_arm.setdefault(arm, []).append([float(scores[2]), float(scores[3])])
-    of_other_starts = {row['arm'] for row in rows_of_other_starts()}
-    assert {*of_arm, *of_other_starts, 'outcome_credit', 'turn_credit'} == {'start', *hops.ARMS}
+    assert set(of_arm) == {'start', *hops.ARMS}
     page = (ROOT / 'docs' / 'results.md').read_text().replace('**', '')
     for scores in of_arm.values():
         cells = map(cell_of, zip(*scores, strict=True))
@@ -191,7 +186,6 @@ def of_starts(variant, arm, when, lengths):
 
 
 def test_the_pages_have_the_figures_of_other_starts():
-    assert {row['variant'] for row in rows_of_other_starts()} == base_parts.VARIANTS.keys()
     page = (ROOT / 'docs' / 'results.md').read_text()
     for row in rows_of_other_starts():
         if row['arm'] == 'selfplay':
@@ -265,7 +259,7 @@ def test_the_pages_say_what_credit_per_turn_has_shown():
     means = {}
     for line in lines:
         arm, *_, mean = line.split('\t')
-        if arm in hops.ARMS:
+        if arm.endswith('_credit'):
             means.setdefault(arm, []).append(float(mean))
     gain = difference(means['outcome_credit'], means['turn_credit'], paired=True)
     for page in ('docs/recipes.md', 'examples/turn_credit/README.md'):
