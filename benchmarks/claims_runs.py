@@ -348,7 +348,6 @@ class Runner:
         self.processes = processes
         self.deadline = deadline
         self._results = stored_runs(folder)
-        self._seconds: list[float] = []
         # A new interpreter for every process: JAX does not survive a fork.
         context = multiprocessing.get_context('spawn')
         self._pool = concurrent.futures.ProcessPoolExecutor(
@@ -378,15 +377,9 @@ class Runner:
                 run, result = futures[future], future.result()
                 if result:
                     self._results[run] = result
-                    self._report(run, result['seconds'], len(missing) - done)
+                    left = f'{len(missing) - done} runs left'
+                    print(*run, f'{result["seconds"]:.0f} s; {left}', sep=', ', file=sys.stderr)
         return self.stored(runs)
-
-    def _report(self, run: Run, seconds: float, remaining: int) -> None:
-        self._seconds.append(seconds)
-        mean = sum(self._seconds) / len(self._seconds)
-        minutes = remaining * mean / self.processes / 60
-        left = f'{remaining} runs left, about {minutes:.0f} min'
-        print(f'{", ".join(map(str, run))}: {seconds:.0f} s; {left}', file=sys.stderr, flush=True)
 
 
 def _end_with_parent() -> None:

@@ -64,16 +64,11 @@ def test_parts_of_the_gpu_benchmark(monkeypatch, capsys):
     monkeypatch.setenv('XLA_FLAGS', os.environ.get('XLA_FLAGS', ''))
     monkeypatch.setattr(gpu, 'gpu_model', lambda: dataclasses.replace(SMALL, dtype='bfloat16'))
     monkeypatch.setattr(workload, 'LARGE', workload.Rollouts('', 512, ((), (20,), (30, 150))))
-    monkeypatch.setattr(gpu, 'STEPS', (gpu.Step(4, 128, 0), gpu.Step(4, 128, 16)))
     printed = {}
-    for part in ('kernel', 'slots', 'pages', 'update'):
+    for part in ('slots', 'pages', 'update'):
         gpu.main([part])
         printed[part] = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [row['chunk'] for row in printed['kernel']] == [0, 16]
-    # Interpreted, the kernel computes the same attention.
-    assert all(row['difference'] < 0.02 for row in printed['kernel'])
-    for part in ('slots', 'pages', 'update'):
-        (figures,) = printed[part]
+    for (figures,) in printed.values():
         (rate,) = [value for name, value in figures.items() if 'tokens_per_second' in name]
         assert min(figures['seconds']) > 0 and rate > 0
 

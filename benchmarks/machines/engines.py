@@ -2,7 +2,7 @@
 
 What the device gets next (which rows are prefilled, which decode, which lose their pages) is decided by the real
 `rollout.slots.SlotPool`: its decisions depend on lengths only, so they can be played in milliseconds. In place of the
-sampler, `Device` counts tokens; what a call costs comes from `slices_costs`. tests/test_slices_rules.py compares the
+sampler, `Device` counts tokens; what a call costs comes from `costs`. tests/test_slices_rules.py compares the
 calls with those of a real sampler.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.slices_costs import CallCosts, Settings
+from benchmarks.machines.costs import CallCosts, Settings
 from zeroplay_jax.rollout.environment import Limits
 from zeroplay_jax.rollout.requests import Prefix, Request, Rollout
 from zeroplay_jax.rollout.sampler import MOST_ENDS, CloneRow, DecodeChunk, PutRow
@@ -58,12 +58,10 @@ class Group:
     Attributes:
       prompt: tokens of the prompt.
       episodes: one per sample.
-      step: training step to which the rollouts belong.
     """
 
     prompt: int
     episodes: tuple[Episode, ...]
-    step: int = 0
 
 
 class Tools:
@@ -257,7 +255,7 @@ class Engine:
     Attributes:
       pool: requests and slots.
       generated: tokens that the policy wrote and that belong to rollouts.
-      ended: training steps of the rollouts that ended in the last round.
+      ended: rollouts that have ended.
     """
 
     def __init__(self, device: Device, tools: Tools):
@@ -267,8 +265,8 @@ class Engine:
         self.pool = SlotPool(sampler, seed=0)
         device.rollouts = self.pool.rollouts
         self.generated = 0
-        self.ended: list[int] = []
-        # Every training step is played by weights of its own (`rollout.ahead`).
+        self.ended = 0
+        # Weights that nothing reads; where there may be two versions, a device call names its rows.
         self._weights = WeightStore({'policy': 2})
         self._weights.params = collections.defaultdict(dict)
         limits = Limits(0, device.config.turn_tokens, observation_tokens=0)
@@ -281,15 +279,14 @@ class Engine:
         """Queues rollouts."""
         number = next(self._numbers)
         prompt = np.zeros(group.prompt, np.int32)
-        identity = (group.step, number)
-        prefix = Prefix(Request('policy', prompt, identity, self._env, version=group.step))
+        identity = (0, number)
+        prefix = Prefix(Request('policy', prompt, identity, self._env, version=0))
         for sample, episode in enumerate(group.episodes):
             prefix.waiting.append(PlayedRollout(prefix, sample, episode))
         heapq.heappush(self.pool.queue, (identity, number, prefix))
 
     def round(self, now: float) -> float:
         """Plays one round that begins at `now`; returns its seconds, 0 if there was nothing to compute."""
-        self.ended = []
         self.device.busy = 0.0
         for rollout in self.tools.finished(now):
             self._observe(rollout)
@@ -350,4 +347,4 @@ class Engine:
     def _finish(self, rollout: PlayedRollout) -> None:
         self.device.rewind([rollout.slot], [len(rollout.tokens)])
         self.pool.placement.close(rollout)
-        self.ended.append(rollout.request.version)
+        self.ended += 1

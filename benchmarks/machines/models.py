@@ -1,7 +1,6 @@
 """Models and TPU slices whose programs are compiled ahead of time.
 
-Models are given by their published config.json. The figures of a chip are the vendor's published peaks
-(cloud.google.com/tpu/docs, pages of v5e, v5p and v6e); those that a plan needs too are in configuration/machines.py.
+Models are given by their published config.json. The figures of a chip are in configuration/machines.py.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import json
 import pathlib
 import tempfile
-from typing import Any, NamedTuple
+from typing import Any
 
 from zeroplay_jax.policy import shape
 from zeroplay_jax.policy.sizes import KNOWN
@@ -87,50 +86,14 @@ def _config(name: str) -> dict[str, Any]:
 
 
 MODELS = {name: _config(name) for name in _FIELDS}
-# Those of the table of whole weights.
-WHOLE_MODELS = ('qwen2.5-3b', 'qwen2.5-7b', 'qwen3-8b', 'llama-3.1-8b', 'olmo-3-7b')
-# Slices on which whole weights are trained, and those of adapters, the smallest first. A learner runs over the whole
-# slice.
-TOPOLOGIES = ('v5e:4x4', 'v5e:8x8', 'v5p:2x2x4', 'v6e:4x4')
-ADAPTER_TOPOLOGIES = ('v5e:2x2', 'v5e:2x4', 'v5e:4x4', 'v6e:2x4', 'v5p:2x2x1')
+# Slices on which adapters are trained, the smallest first. A learner runs over the whole slice.
+SLICES = ('v5e:2x2', 'v5e:2x4', 'v5e:4x4', 'v6e:2x4', 'v5p:2x2x1')
 # Chips of a host, in all of them.
 CHIPS_OF_HOST = 4
 
 
-class Generation(NamedTuple):
-    """What is known of a generation of chips beside `machines.CHIPS`.
-
-    Attributes:
-      host: topology of one host (four chips), on which a sampler runs.
-      links: bytes per second over the interconnect links of a chip.
-      clock: cycles per second. The vendor does not publish them; they follow from the peak operations and the size of
-        the matrix units (128 × 128, of v6e 256 × 256).
-    """
-
-    host: str
-    links: float
-    clock: float
-
-    def seconds(self, cycles: float, moved: float = 0.0) -> float:
-        """Returns the seconds of cycles and of bytes that go over the links."""
-        return cycles / self.clock + moved / self.links
-
-
-GENERATIONS = {
-    'v5e': Generation('v5e:2x2', 200e9, 1.5e9),
-    'v5p': Generation('v5p:2x2x1', 600e9, 1.75e9),
-    'v6e': Generation('v6e:2x2', 448e9, 1.75e9),
-}
-
-
-def generation(topology: str) -> str:
-    """Returns 'v5e' of 'v5e:4x4'."""
-    return topology.partition(':')[0]
-
-
-def host_of(topology: str) -> str:
-    """Returns the topology of a host of a slice."""
-    return GENERATIONS[generation(topology)].host
+# Generation of chips → topology of one host (four chips), on which a sampler runs.
+HOSTS = {'v5e': 'v5e:2x2', 'v5p': 'v5p:2x2x1', 'v6e': 'v6e:2x2'}
 
 
 def model_config(name: str, **overrides) -> ModelConfig:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.slices_engines import Episode, Group
+from benchmarks.machines.engines import Episode, Group
 
 # Shares of rollouts with 1, 2, … turns, as measured in the quickstart.
 TURNS = (0.0, 0.46, 0.25, 0.163, 0.127)
@@ -42,7 +42,7 @@ class Workload:
     turn_tokens: int = 256
     latency: tuple[float, float] = (0.05, 0.3)
 
-    def draw(self, seed: int, step: int = 0) -> list[Group]:
+    def draw(self, seed: int) -> list[Group]:
         """Returns the groups of a step with random lengths."""
         rng = np.random.default_rng(seed)
         shares = np.array(self.turns) / sum(self.turns)
@@ -61,7 +61,7 @@ class Workload:
                 observed = rng.integers(self.observed[0], self.observed[1] + 1, count)
                 observed[-1] = 0
                 episodes.append(Episode(tuple(zip(written.tolist(), observed.tolist()))))
-            groups.append(Group(prompt, tuple(episodes), step))
+            groups.append(Group(prompt, tuple(episodes)))
         return groups
 
     def latencies(self, seed: tuple[int, ...]) -> Callable[[], float]:
@@ -95,7 +95,6 @@ class Part:
     """Rollouts of a run that are alike; parts are played one after the other.
 
     Attributes:
-      name: what they are.
       groups, samples: their numbers in one play.
       prompt, written: mean tokens of prompt and turn; None for those of the config.
       turns: number of turns; None for the config's distribution.
@@ -106,7 +105,6 @@ class Part:
       repeat: how often the rollouts are played; one play stands for all.
     """
 
-    name: str
     groups: int
     samples: int
     prompt: int | None = None
@@ -131,17 +129,17 @@ def _self_play(config: Any) -> tuple[Part, ...]:
         documents, generations = pool.batch, pool.batches * iterations
     # A teacher reads 2,048 tokens in place of a prompt of 512.
     has_teacher = bool(solver.get('distill_top_k'))
-    answers = Part('answers', solver.batch, solver.samples, repeat=solver_steps, trained=True)
+    answers = Part(solver.batch, solver.samples, repeat=solver_steps, trained=True)
     if has_teacher:
         answers = dataclasses.replace(answers, scored=1.0, extra_scored=1536)
     parts = [
-        Part('proposals', proposer.batch, proposer.samples, repeat=proposer_steps, trained=True),
-        Part('attempts', proposals, config.reward.solves, repeat=proposer_steps),
-        Part('question generation', documents, pool.samples, repeat=generations),
+        Part(proposer.batch, proposer.samples, repeat=proposer_steps, trained=True),
+        Part(proposals, config.reward.solves, repeat=proposer_steps),
+        Part(documents, pool.samples, repeat=generations),
         answers,
     ]
     if pool.measure:
-        parts.append(Part('solve rates', documents, pool.measure, repeat=generations))
+        parts.append(Part(documents, pool.measure, repeat=generations))
     return tuple(parts)
 
 
@@ -151,9 +149,9 @@ def _ssp(config: Any) -> tuple[Part, ...]:
     steps = solver.steps * config.schedule.iterations
     checks = proposer.batch * proposer.samples
     return (
-        Part('proposals', proposer.batch, proposer.samples, repeat=steps, trained=True),
-        Part('checks', checks, 1, repeat=steps, prompt=5632, written=256, turns=1),
-        Part('answers', solver.batch, solver.samples, repeat=steps, trained=True, scored=1.0),
+        Part(proposer.batch, proposer.samples, repeat=steps, trained=True),
+        Part(checks, 1, repeat=steps, prompt=5632, written=256, turns=1),
+        Part(solver.batch, solver.samples, repeat=steps, trained=True, scored=1.0),
     )
 
 
@@ -161,21 +159,10 @@ def _dspo(config: Any) -> tuple[Part, ...]:
     """Answers; the filter keeps half of the questions, so that twice as many are sampled."""
     batch, samples = config.solver.batch, config.solver.samples
     steps = config.solver.steps * config.schedule.iterations
-    parts = [Part('answers', batch, samples, repeat=steps, trained=True, scored=1.0)]
+    parts = [Part(batch, samples, repeat=steps, trained=True, scored=1.0)]
     if config.solver.filter_groups:
-        parts.append(Part('answers, dropped by the filter', batch, samples, repeat=steps))
+        parts.append(Part(batch, samples, repeat=steps))
     return tuple(parts)
-
-
-def _hint(config: Any) -> tuple[Part, ...]:
-    """Hints and answers; `log_probs` reads the answer, 8 tokens, behind question and hint, and once without a hint."""
-    solver = config.solver
-    steps = solver.steps * config.schedule.iterations
-    hints = Part('hints', solver.batch, config.hinter.samples, repeat=steps, turns=1, trained=True)
-    return (
-        dataclasses.replace(hints, scored=1.0, extra_scored=138),
-        Part('answers', solver.batch, solver.samples, repeat=steps, trained=True),
-    )
 
 
 # Recipe → what a run with a config of it samples and trains.
@@ -184,7 +171,6 @@ RUNS: dict[str, Callable[[Any], tuple[Part, ...]]] = {
     'piplay': _self_play,
     'ssp': _ssp,
     'dspo': _dspo,
-    'examples.hint.recipe': _hint,
 }
 
 

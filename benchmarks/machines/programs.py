@@ -1,7 +1,6 @@
 """Builds and compiles the programs of learner and sampler for TPU slices, and reads off their memory per chip.
 
 No array is materialised: parameters, optimiser state and slots are jax.ShapeDtypeStruct with the sharding of a run.
-Notation: B rows of a micro-batch, L tokens of a row, S slots of a host.
 """
 
 from __future__ import annotations
@@ -14,25 +13,19 @@ import os
 import pathlib
 import sys
 import time
-from typing import Any
+from collections.abc import Callable
 
 import jax
-import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh
 
-from benchmarks import tpu_shapes
-from zeroplay_jax.configs import common
-from zeroplay_jax.learner.learner import Learner
+from benchmarks.machines import models
+from zeroplay_jax.configuration.machines import CHIPS
 from zeroplay_jax.policy import delta, sharding, transformer
 from zeroplay_jax.policy.transformer import ModelConfig
 from zeroplay_jax.rollout import sampler
 from zeroplay_jax.types import UserError
 
-# Rows of a batch and tokens of a row.
-ROWS, TOKENS = 256, 4096
-# Sampler settings, see SamplerConfig.
-CHUNK, FILL_ROWS, BURST = 256, 16, 16
 # Compiler effort: -1 compiles about five times faster than the default 0, with a worse schedule.
 EFFORT = -1.0
 
@@ -83,33 +76,25 @@ def prepare_tpu() -> None:
     jax.config.update('jax_platforms', 'cpu')
 
 
-def compile_program(lowered: jax.stages.Lowered, effort: float = EFFORT) -> Compiled:
-    """Returns the figures of a program, compiled for the chips of its shardings.
-
-    Args:
-      lowered: the traced program.
-      effort: compiler effort, see EFFORT.
+def compile_program(lowered: jax.stages.Lowered) -> Compiled:
+    """Returns the figures of a traced program, compiled for the chips of its shardings.
 
     Raises:
       OutOfMemory: the program exceeds the memory of a chip.
     """
     try:
-        program = lowered.compile(compiler_options={'exec_time_optimization_effort': effort})
+        program = lowered.compile(compiler_options={'exec_time_optimization_effort': EFFORT})
     except jax.errors.JaxRuntimeError as error:
         if 'RESOURCE_EXHAUSTED' not in str(error):
             raise
         raise OutOfMemory(str(error).strip().splitlines()[0][:300]) from None
-    return compiled_figures(program, program.as_text())
-
-
-def compiled_figures(program: Any, text: str = '') -> Compiled:
-    """Returns the figures of a compiled program, with those that its memory analysis does not have."""
     memory = program.memory_analysis()
     # Outputs that alias a donated argument take no memory of their own.
     new_outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes
     arguments = memory.argument_size_in_bytes
     temporaries = memory.temp_size_in_bytes
-    return Compiled(arguments, temporaries, arguments + temporaries + new_outputs, text)
+    peak = arguments + temporaries + new_outputs
+    return Compiled(arguments, temporaries, peak, program.as_text())
 
 
 def log(*words) -> None:
@@ -117,26 +102,38 @@ def log(*words) -> None:
     print(time.strftime('%H:%M:%S'), *words, file=sys.stderr, flush=True)
 
 
-def slice_devices(topology: str) -> tuple[list, int]:
-    """Returns the chips of a slice, sorted by host, and the chips of a host."""
+def slice_devices(topology: str) -> list:
+    """Returns the chips of a slice, sorted by host."""
     devices = topologies.get_topology_desc(platform='tpu', topology_name=topology).devices
-    hosts = len({device.process_index for device in devices})
-    in_order = sorted(devices, key=lambda device: (device.process_index, device.id))
-    return in_order, len(devices) // hosts
+    return sorted(devices, key=lambda device: (device.process_index, device.id))
 
 
-@functools.cache
-def mesh_of(name: str, topology: str) -> Mesh:
-    """Returns the mesh of a run on a slice: one replica per host, whose chips are split into 'fsdp' and 'model'.
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """Devices without the devices.
 
-    Args:
-      name: the model.
-      topology: the slice.
+    Attributes:
+      name: of a slice, such as 'v5e:4x4'.
+      memory: bytes of a chip that programs may use.
+      devices: all of them, sorted by host.
+      host_devices: those of one host as a machine of its own, on which its sampler runs.
+      attention: of packed rows.
+      compile: compiles a traced program; raises OutOfMemory.
     """
-    devices, chips_per_host = slice_devices(topology)
-    hosts = len(devices) // chips_per_host
-    split = split_of(sized(name), chips_per_host)
-    return sharding.make_mesh(hosts, chips_per_host // split, split, devices=devices)
+
+    name: str
+    memory: float
+    devices: list
+    host_devices: list
+    attention: str = 'splash'
+    compile: Callable[[jax.stages.Lowered], Compiled] = compile_program
+
+
+def machine_of(topology: str) -> Machine:
+    """Returns a slice; `prepare_tpu` comes first."""
+    kind = topology.partition(':')[0]
+    host = slice_devices(models.HOSTS[kind])
+    return Machine(topology, CHIPS[kind].memory, slice_devices(topology), host)
 
 
 def split_of(model: ModelConfig, chips: int) -> int:
@@ -144,11 +141,6 @@ def split_of(model: ModelConfig, chips: int) -> int:
     # As large as possible: the sampler's prefill splits heads over it, whereas over 'fsdp' every chip computes
     # attention for all rows. It must divide chips, key/value heads and vocabulary.
     return math.gcd(chips, model.kv_heads, model.vocab_size)
-
-
-def host_mesh(name: str, topology: str) -> Mesh:
-    """Returns the mesh of one host's chips, on which its sampler runs."""
-    return mesh_of(name, tpu_shapes.host_of(topology))
 
 
 def bytes_per_chip(tree) -> int:
@@ -174,57 +166,11 @@ def parameters(model: ModelConfig):
     return jax.eval_shape(functools.partial(transformer.init, model), jax.random.key(0))
 
 
-def learner(name: str, mesh: Mesh, rows: int, **overrides) -> Learner:
-    """Returns the learner of a role, built from shapes.
-
-    Args:
-      name: the model.
-      mesh: where it trains.
-      rows: B.
-      **overrides: fields of ModelConfig.
-    """
-    fields: dict[str, Any] = dict(
-        dtype='bfloat16', remat=True, attention='splash', scan=True, mesh=mesh
-    )
-    model = sized(name, **(fields | overrides))
-    return Learner(
-        model, mesh, {'solver': common.get_config().solver}, parameters(model), (rows, TOKENS)
-    )
-
-
 def sized(name: str, layers: int = 0, **overrides) -> ModelConfig:
     """Returns the ModelConfig of a model, truncated to its first `layers` unless that is 0."""
-    model = tpu_shapes.model_config(name)
+    model = models.model_config(name)
     layers = layers or model.layers
     return dataclasses.replace(model, layers=layers, windows=model.windows[:layers], **overrides)
-
-
-def published(name: str, mesh: Mesh, layers: int = 0):
-    """Returns the shapes of the weights that a sampler reads: whole on every data shard of its host's mesh."""
-    model = sized(name, layers, dtype='bfloat16')
-    shapes = jax.eval_shape(functools.partial(transformer.published, model), parameters(model))
-    return with_shardings(shapes, sharding.sampler_shardings(shapes, mesh))
-
-
-def slots(name: str, mesh: Mesh, count: int, layers: int = 0):
-    """Returns (programs, shapes of the slots) of a sampler with `count` slots on its host's mesh."""
-    model = sized(name, layers, dtype='bfloat16')
-    return slot_state(model, sampler_config(count), mesh)
-
-
-def sampler_config(slots: int, **fields: Any) -> sampler.SamplerConfig:
-    """Returns the settings of a sampler with so many slots on its host; `fields` are further ones."""
-    return sampler.SamplerConfig(
-        slots=slots,
-        context=TOKENS,
-        chunk=CHUNK,
-        fill_rows=FILL_ROWS,
-        burst=BURST,
-        put_rows=FILL_ROWS,
-        put_tokens=CHUNK,
-        eos=(0, 1),
-        **fields,
-    )
 
 
 def slot_state(model: ModelConfig, config: sampler.SamplerConfig, mesh: Mesh):
@@ -237,13 +183,3 @@ def slot_state(model: ModelConfig, config: sampler.SamplerConfig, mesh: Mesh):
     layers = delta.layout(state.cache[: model.layers], mesh, cache)
     shardings = dataclasses.replace(shardings, cache=(*layers, *shardings.cache[model.layers :]))
     return programs, with_shardings(state, shardings)
-
-
-def lower_sampler(
-    name: str, mesh: Mesh, count: int, layers: int = 0
-) -> dict[str, jax.stages.Lowered]:
-    """Returns the traced programs 'extend' and 'decode' of a sampler; `layers` as in `sized`."""
-    programs, state = slots(name, mesh, count, layers)
-    params = published(name, mesh, layers)
-    extend = programs['extend'].lower(params, state, np.zeros(FILL_ROWS, np.int32))
-    return dict(extend=extend, decode=programs['decode'].lower(params, state))

@@ -1,25 +1,20 @@
 """A whole run of Dr. Zero at the shapes of Qwen2.5-0.5B on two CPU cores: where time and memory go, beside the plan.
 
-    python -m benchmarks.true_shapes --tokenizer FOLDER --corpus corpus.jsonl --questions nq.jsonl --work FOLDER
+    python -m benchmarks.machines.true_shapes --policy FOLDER --corpus corpus.jsonl --questions nq.jsonl --work FOLDER
 
-FOLDER of --tokenizer has tokenizer.json and tokenizer_config.json of Qwen2.5. The weights are random with a script in
-them, so that there are calls, questions and answers (benchmarks/scripted_policy.py). All else is real and goes through
-the public commands: an index of ScaNN over the corpus, configs/drzero.py with its prompts and tools.syntax=qwen,
-adapters of both roles, the flags of the plan.
-
-1. whole: evaluation, a step of the proposer, one that makes questions, a step of the solver, evaluation, export.
-2. ended: the workdir as it was on disk when the solver's step had begun. The run is resumed there, ended by kill -9
-   while it rolls out, resumed again, and compared with the whole one, bit for bit.
-3. `export`; transformers reads the merged weights, peft the adapter over the base: the same logits as ours.
+All goes through the public commands: an index of ScaNN over the corpus, configs/drzero.py with its prompts and
+tools.syntax=qwen, adapters of both roles, the flags of the plan. The run: evaluation, a step of the proposer, one that
+makes questions, a step of the solver, evaluation, export. The stored rows are of random weights in which a script of
+calls, questions and answers was written; that policy, and rows about a run that kill -9 ended and about exported
+weights in transformers and peft, are from commit 21656cfd.
 
 Smaller than the paper (`SMALLER`): numbers of rollouts and of turns, because a core computes 100 tokens of a prompt per
-second; the learning rate is larger, so that one step shows in the logits. Prompts, turns, observations and passages are
-as long as there. One JAX device uses all cores: each of two would hold a copy of the weights.
+second. Prompts, turns, observations and passages are as long as there. One JAX device uses all cores: each of two would
+hold a copy of the weights.
 
-Prints, and writes to benchmarks/results/true_shapes.tsv, wall and CPU seconds and the most resident memory of every
-stage, and the plan's memory. The plan counts arrays and temporaries: measured is what is resident beyond what was
-before the first weight was read; compilers and their programs are not planned. Works on Linux, whose /proc it reads. A
-part that has ended in a --work folder is not run again.
+Prints, and writes to WORK/true_shapes.tsv, wall and CPU seconds and the most resident memory of every stage, and the
+plan's memory. The plan counts arrays and temporaries: measured is what is resident beyond what was before the first
+weight was read; compilers and their programs are not planned. Works on Linux, whose /proc it reads.
 """
 
 from __future__ import annotations
@@ -27,21 +22,19 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.metadata
-import json
 import math
 import os
 import pathlib
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from benchmarks import command, kills, scripted_policy
+from benchmarks import command
 from zeroplay_jax.configuration.machines import GIB
 from zeroplay_jax.runtime.disk import write_text
 from zeroplay_jax.types import UserError
@@ -67,20 +60,12 @@ SMALLER = {
     'sampler.slots': 4,
     'proposer.warmup_steps': 0,
     'solver.warmup_steps': 0,
-    'proposer.learning_rate': 1e-3,
-    'solver.learning_rate': 1e-3,
 }
 FURTHER = {
     'policy.adapters.rank': 32,
-    'policy.adapters.merge': True,
     'progress': False,
     'stop_after_empty_steps': 0,
 }
-# Phase of every step (recipes/drzero.py).
-PHASES = ('evaluation', 'proposer', 'generate', 'solver', 'evaluation')
-SOLVER_STEP = PHASES.index('solver')
-# Seconds of the solver's rollouts before a run is ended.
-KILL_SECONDS = 5.0
 _SAMPLE_SECONDS = 0.2
 _TICKS = os.sysconf('SC_CLK_TCK')
 _PAGE = os.sysconf('SC_PAGE_SIZE')
@@ -168,18 +153,6 @@ class Watched:
             raise UserError(f'exit status {status} of a command, whose output ends with\n{end}')
         return self.samples
 
-    def kill(self) -> None:
-        """Ends the process as kill -9 does.
-
-        Raises:
-          UserError: it has ended by itself, so that nothing would be tried.
-        """
-        if self.process.poll() is not None:
-            raise UserError(f'the command of {self._log} ended before it was killed')
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
-        self._thread.join()
-
 
 def stage(samples: Sequence[Sample], name: str, start: float = 0.0, end: float = math.inf) -> Stage:
     """Returns the part of a process between two times."""
@@ -235,129 +208,6 @@ def planned(flags: Sequence[str]) -> tuple[list[str], dict[str, float]]:
     return result.stdout.split(), {'rollouts': float(sums[1]), 'update': float(sums[2])}
 
 
-# ---- inputs ------------------------------------------------------------------------------------------
-
-
-def make_inputs(arguments: argparse.Namespace) -> tuple[pathlib.Path, pathlib.Path]:
-    """Returns the folders of the policy and of the index, which are made unless they are there."""
-    work = arguments.work
-    policy, index = work / 'policy', work / 'index'
-    if not policy.exists():
-        scripted_policy.make(policy, arguments.tokenizer)
-    if not index.exists():
-        words = ['-m', 'zeroplay_jax.retrieval.build', '--encoder', 'lexical']
-        words += ['--corpus', str(arguments.corpus), '--out', str(index)]
-        Watched(words, work / 'index.log').wait()
-    return policy, index
-
-
-# ---- runs --------------------------------------------------------------------------------------------
-
-
-def start(flags: Sequence[str], workdir: pathlib.Path) -> Watched:
-    """Starts the run of a workdir, or resumes it."""
-    words = ['-m', 'zeroplay_jax.main', *flags, f'--workdir={workdir}']
-    return Watched(words, workdir.with_suffix('.log'), workdir / 'metrics.jsonl')
-
-
-def run_whole(flags: Sequence[str], workdir: pathlib.Path, copy: pathlib.Path) -> list[Sample]:
-    """Runs a workdir to its end; copies it when the solver's step has begun."""
-    # Of a call that was interrupted.
-    for folder in (workdir, copy):
-        shutil.rmtree(folder, ignore_errors=True)
-    run = start(flags, workdir)
-    checkpoint = workdir / 'checkpoints' / str(SOLVER_STEP)
-    while not checkpoint.is_dir() and run.process.poll() is None:
-        time.sleep(_SAMPLE_SECONDS)
-    if checkpoint.is_dir():
-        # What would be on the disk if it were ended now. It goes on, as the run that is compared.
-        shutil.copytree(workdir, copy, symlinks=True)
-    return run.wait()
-
-
-def run_ended(flags: Sequence[str], workdir: pathlib.Path) -> list[Sample]:
-    """Resumes a workdir, ends that by kill -9 while it rolls out, and resumes it to the end."""
-    log = workdir.with_suffix('.log')
-    killed = start(flags, workdir)
-    while killed.process.poll() is None and 'resumes at step' not in log.read_text():
-        time.sleep(_SAMPLE_SECONDS)
-    time.sleep(KILL_SECONDS)
-    killed.kill()
-    return start(flags, workdir).wait()
-
-
-def stored(path: pathlib.Path, run: Callable[[], list[Sample]]) -> list[Sample]:
-    """Returns the samples of a command, from the file of an earlier call of this benchmark if it has ended there."""
-    if not path.exists():
-        write_text(path, json.dumps(run()))
-    return [Sample(*values) for values in json.loads(path.read_text())]
-
-
-# ---- exported weights --------------------------------------------------------------------------------
-
-
-def text_of_rollout(workdir: pathlib.Path) -> str:
-    """Returns the text of a solver's rollout in which a search was answered."""
-    for record in command.read_lines(workdir / 'trajectories.jsonl'):
-        text = ''.join(segment['text'] for segment in record['segments'])
-        if record['role'] == 'solver' and '<tool_response>' in text:
-            return text
-    raise UserError(
-        f'{workdir}: no rollout of the solver searched; see benchmarks/scripted_policy.py'
-    )
-
-
-def compare_logits(policy: pathlib.Path, exported: pathlib.Path, text: str) -> list[list[str]]:
-    """Returns [what is compared, largest difference of two logits and largest logit] for the solver's weights.
-
-    Args:
-      policy: folder of the base.
-      exported: has the adapter 'solver' and whole weights 'solver-merged'.
-      text: of which the last 16 tokens' logits are compared.
-    """
-    import jax.numpy as jnp
-    import numpy as np
-    import peft
-    import torch
-    import transformers
-
-    from zeroplay_jax.policy import hf, transformer
-
-    transformers.utils.logging.disable_progress_bar()
-    ids = transformers.AutoTokenizer.from_pretrained(policy)(text)['input_ids'][-512:]
-
-    def theirs(folder: pathlib.Path, adapter: pathlib.Path | None = None) -> Any:
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        if adapter is not None:
-            model = peft.PeftModel.from_pretrained(model, str(adapter))
-        with torch.no_grad():
-            return model(torch.tensor([ids]), logits_to_keep=16).logits[0].numpy()
-
-    def ours(folder: pathlib.Path) -> Any:
-        model = hf.read_config(folder)
-        params = hf.load(folder, model, progress=False)
-        tokens = jnp.asarray([ids])
-        positions = jnp.arange(len(ids))[None]
-        hidden = transformer.hidden(model, params, tokens, positions, jnp.ones_like(tokens))
-        return np.asarray(transformer.logits(model, params, hidden[0, -16:]))
-
-    adapter = exported / 'solver'
-    by_peft = theirs(policy, adapter)
-    pairs = {
-        'peft, our adapter over the base': ours(adapter),
-        'peft, transformers with merged weights': theirs(exported / 'solver-merged'),
-        'peft, transformers with the base alone': theirs(policy),
-    }
-    rows = []
-    for name, logits in pairs.items():
-        difference, largest = abs(by_peft - logits).max(), abs(by_peft).max()
-        rows.append([f'logits, {name}', f'{difference:.1e} of {largest:.0f}'])
-    return rows
-
-
-# ---- table -------------------------------------------------------------------------------------------
-
-
 def table(stages: Sequence[Stage], plan: dict[str, float], before: int) -> list[list[str]]:
     """Returns the rows of the table.
 
@@ -391,9 +241,9 @@ COLUMNS = ('stage', 'wall s', 'CPU s', 'most resident GiB', 'beyond', 'planned G
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = command.parser('true_shapes', __doc__)
+    parser = command.parser('machines.true_shapes', __doc__)
     path = pathlib.Path
-    parser.add_argument('--tokenizer', type=path, required=True, help='folder of Qwen2.5')
+    parser.add_argument('--policy', type=path, required=True, help='folder of Qwen2.5-0.5B')
     parser.add_argument('--corpus', type=path, required=True, help='JSON lines of passages')
     parser.add_argument('--questions', type=path, required=True, help='JSON lines with answers')
     parser.add_argument('--work', type=path, required=True, help='folder of the run: 8 GB')
@@ -405,35 +255,33 @@ def main(argv: list[str] | None = None) -> None:
     arguments = _parser().parse_args(argv)
     work = arguments.work = arguments.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
-    policy, index = make_inputs(arguments)
+    index = work / 'index'
+    if not index.exists():
+        words = ['-m', 'zeroplay_jax.retrieval.build', '--encoder', 'lexical']
+        words += ['--corpus', str(arguments.corpus), '--out', str(index)]
+        Watched(words, work / 'index.log').wait()
     values = (
         SMALLER
         | FURTHER
         | {'compilation.cache': work / 'cache', 'eval.file': arguments.questions.resolve()}
     )
-    flags = ['--config=configs/drzero.py', f'--policy={policy}', f'--index={index}']
+    flags = [
+        '--config=configs/drzero.py',
+        f'--policy={arguments.policy.resolve()}',
+        f'--index={index}',
+    ]
     flags += [f'--config.{name}={value}' for name, value in values.items()]
     chosen, plan = planned(flags)
     flags += chosen
-    whole, ended, exported = work / 'whole', work / 'ended', work / 'exported'
-    samples = stored(work / 'whole.json', lambda: run_whole(flags, whole, ended))
+    whole = work / 'whole'
+    # Of a call that was interrupted.
+    shutil.rmtree(whole, ignore_errors=True)
+    words = ['-m', 'zeroplay_jax.main', *flags, f'--workdir={whole}']
+    samples = Watched(words, work / 'whole.log', whole / 'metrics.jsonl').wait()
     stages = stages_of_run(samples, command.read_lines(whole / 'metrics.jsonl'))
-    resumed = stored(work / 'ended.json', lambda: run_ended(flags, ended))
-    stages.append(stage(resumed, 'resumed after kill -9, to the end'))
-    words = ['-m', 'zeroplay_jax.export', str(whole), '--out', str(exported)]
-    export = stored(work / 'export.json', lambda: Watched(words, work / 'export.log').wait())
-    stages.append(stage(export, 'export, adapters and merged weights'))
-    pair = [kills.Run('drzero', folder, 1) for folder in (whole, ended)]
-    differing = kills.differences(*pair)
     rows = table(stages, plan, before_weights(samples))
-    rows.append(['resumed run differs from the whole one in', ', '.join(differing) or 'nothing'])
-    logits = work / 'logits.json'
-    if not logits.exists():
-        compared = compare_logits(policy, exported, text_of_rollout(whole))
-        write_text(logits, json.dumps(compared))
-    rows += json.loads(logits.read_text())
     text = notes(chosen) + command.tab_separated(COLUMNS, rows)
-    write_text(command.RESULTS / 'true_shapes.tsv', text)
+    write_text(work / 'true_shapes.tsv', text)
     print(text, end='')
 
 

@@ -1,30 +1,38 @@
 """What the calls of a host cost.
 
 A step takes its products or the reading of all weights at the chip's peak rates, whichever takes longer; on TPUs times
-the ratio of a compiled step of as many tokens (`benchmarks.tpu_pages`, one model) to that. Attention reads its places
-at the peak rate of the memory, or takes the instructions of a compiled kernel.
+the ratio of a compiled step of as many tokens (results/tpu_pages.json, one model, compiled from commit 21656cfd) to
+that. Attention reads its places at the peak rate of the memory, or takes the instructions of a compiled kernel.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import pathlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks import tpu_pages, tpu_programs
-from benchmarks.tpu_pages import Kernel
-from benchmarks.tpu_shapes import CHIPS_OF_HOST
+from benchmarks import command
+from benchmarks.machines.models import CHIPS_OF_HOST
+from benchmarks.machines.programs import sized
 from zeroplay_jax.configuration.machines import CHIPS
 from zeroplay_jax.configuration.memory import Memory
-from zeroplay_jax.policy import shape, transformer
+from zeroplay_jax.policy import ragged_tpu, shape, transformer
 from zeroplay_jax.policy.sizes import KNOWN, Sizes, known_name, sizes_of
 from zeroplay_jax.policy.transformer import ModelConfig
 from zeroplay_jax.settings.rollouts import SamplerConfig
 
+# The model of the compiled steps, and per generation of chips their slots and the clock of the chip in Hz. The vendor
+# does not publish the clock; it follows from the peak operations and the size of the matrix units.
+MODEL = 'qwen2.5-7b'
+COMPILED_SLOTS = {'v5e': 96, 'v5p': 256, 'v6e': 192}
+CLOCKS = {'v5e': 1.5e9, 'v5p': 1.75e9, 'v6e': 1.75e9}
+# Places of a page on machines without a compiled kernel; it is read at the memory's peak rate.
+PLAIN_PAGE = 64
 # Tokens of an update, and of its rows.
-UPDATE_TOKENS, ROW_TOKENS = tpu_programs.ROWS * tpu_programs.TOKENS, tpu_programs.TOKENS
+UPDATE_TOKENS, ROW_TOKENS = 256 * 4096, 4096
 # Cost of an update in forward passes: a rematerialised layer runs forward twice, and a backward pass costs two.
 UPDATE_PASSES = 4
 # Share of an update's rows that first-fit packing fills.
@@ -34,7 +42,7 @@ PACKED = 0.925
 ROUND_SECONDS = 8e-3
 EXCHANGE_SECONDS = 1.4 / 1280
 # Queries of a block of the kernel; those of a prefill share a read of the places.
-DECODE_QUERIES, PREFILL_QUERIES = tpu_pages.QUERIES['decode'], tpu_pages.QUERIES['prefill']
+DECODE_QUERIES, PREFILL_QUERIES = ragged_tpu.SINGLE_QUERIES, ragged_tpu.CHUNK_QUERIES
 
 
 class Model(NamedTuple):
@@ -45,13 +53,13 @@ class Model(NamedTuple):
 
     @property
     def is_compiled(self) -> bool:
-        """Whether the steps of `benchmarks.tpu_pages` are those of this model."""
-        return self.sizes == KNOWN[tpu_pages.MODEL]
+        """Whether the compiled steps are those of this model."""
+        return self.sizes == KNOWN[MODEL]
 
 
 def published_model(name: str) -> Model:
     """Returns a model of `sizes.KNOWN`."""
-    return Model(KNOWN[name], tpu_programs.sized(name))
+    return Model(KNOWN[name], sized(name))
 
 
 def model_of(policy: str) -> Model:
@@ -59,6 +67,52 @@ def model_of(policy: str) -> Model:
     if pathlib.Path(policy).is_dir():
         return Model(sizes_of(policy), shape.read_config(policy))
     return published_model(known_name(policy))
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """The ragged paged attention kernel of JAX, for all layers of a model on a host.
+
+    Attributes:
+      block: places that the kernel reads at a time.
+      traffic: seconds in which a block is read at the memory's peak rate.
+      instructions: 'decode' and 'prefill' → seconds of the instructions of a block, of a row around its blocks, and of
+        a block of queries around its rows.
+    """
+
+    block: int
+    traffic: float
+    instructions: dict[str, tuple[float, ...]]
+
+    def seconds(self, grid: int, rows: float, blocks: float, kind: str) -> float:
+        """Returns the seconds of a call: the larger of instructions and traffic.
+
+        Args:
+          grid: blocks of queries of the program, those without rows included.
+          rows: rows, once for each of their blocks of queries.
+          blocks: blocks of places that are read.
+          kind: 'decode' or 'prefill'.
+        """
+        per_block, per_row, per_query_block = self.instructions[kind]
+        return blocks * max(per_block, self.traffic) + rows * per_row + grid * per_query_block
+
+
+def stored() -> dict[str, Any]:
+    """Returns generation → its compiled 'steps', by number of tokens, and its 'kernel', in bundles of instructions."""
+    return json.loads((command.RESULTS / 'tpu_pages.json').read_text())
+
+
+def _compiled_kernel(kind: str, place: float) -> Kernel:
+    """Returns the stored kernel of MODEL on a host that reads a place in `place` seconds."""
+    figures = stored()[kind]['kernel']
+    # The kernel runs once per layer; a bundle takes a cycle.
+    bundle = sized(MODEL).layers / CLOCKS[kind]
+    instructions = {}
+    for queries in ('decode', 'prefill'):
+        counts = (figures[queries][loop] for loop in ('block', 'row', 'grid'))
+        instructions[queries] = tuple(count * bundle for count in counts)
+    block = figures['block']
+    return Kernel(block, block * place, instructions)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,17 +236,6 @@ class CallCosts:
             seconds += kernel.seconds(grid, int(queries.sum()) + before, read, 'prefill')
         return seconds
 
-    def attention(self, start: int, read: int, end: int) -> float:
-        """Least seconds of attention of the places from `start` to `read`, which are prefilled, and on to `end`."""
-        kernel = self.machine.kernel
-        blocks = -(-np.arange(start + 1, end + 1) // kernel.block)
-        # Blocks of queries share what they read.
-        chunks = (read - start) / PREFILL_QUERIES
-        shared = float(blocks[: read - start].sum()) / PREFILL_QUERIES
-        alone = float(blocks[read - start :].sum())
-        seconds = kernel.seconds(0, chunks, shared, 'prefill')
-        return seconds + kernel.seconds(0, end - read, alone, 'decode')
-
 
 def machine_costs(kind: str, model: Model, chips: int, hosts: int) -> MachineCosts:
     """Returns the costs of a model on hosts.
@@ -204,10 +247,10 @@ def machine_costs(kind: str, model: Model, chips: int, hosts: int) -> MachineCos
       hosts: number of hosts.
     """
     costs = _peak_costs(kind, model, chips, hosts)
-    if kind not in tpu_pages.SLOTS:
+    if kind not in COMPILED_SLOTS:
         return costs
     if model.is_compiled and chips == CHIPS_OF_HOST:
-        costs = dataclasses.replace(costs, kernel=tpu_pages.compiled_kernel(kind))
+        costs = dataclasses.replace(costs, kernel=_compiled_kernel(kind, costs.place))
     return dataclasses.replace(costs, slowdown=_slowdown(kind))
 
 
@@ -217,12 +260,11 @@ def _slowdown(kind: str) -> dict[int, float]:
     It is taken for other models and numbers of chips, too: how much slower than the peak rates a step is depends most
     on how many tokens share the reading of a weight.
     """
-    costs = _peak_costs(kind, published_model(tpu_pages.MODEL), CHIPS_OF_HOST, 1)
-    slots = tpu_pages.paged(tpu_pages.SLOTS[kind], kind).slots
+    costs = _peak_costs(kind, published_model(MODEL), CHIPS_OF_HOST, 1)
     slowdown = {}
-    for name, step in tpu_pages.stored()[kind]['steps'].items():
+    for name, step in stored()[kind]['steps'].items():
         tokens = int(name)
-        least = costs.step(tokens, min(tokens, slots))
+        least = costs.step(tokens, min(tokens, COMPILED_SLOTS[kind]))
         slowdown[tokens] = max(step['seconds'] / least, 1.0)
     return slowdown
 
@@ -233,7 +275,9 @@ def _peak_costs(kind: str, model: Model, chips: int, hosts: int) -> MachineCosts
     flops, bandwidth = chips * chip.flops, chips * chip.bandwidth
     sizes, config = model
     head = sizes.hidden_size * sizes.vocab_size
-    place = tpu_pages.place_bytes(config) / bandwidth
+    # Keys and values of all layers, bfloat16.
+    place = config.layers * 2 * config.kv_heads * config.head_dim * 2 / bandwidth
+    no_instructions = (0.0, 0.0, 0.0)
     row = transformer.forward_operations(config, ROW_TOKENS, ROW_TOKENS)
     passes = UPDATE_PASSES * row * UPDATE_TOKENS / ROW_TOKENS
     return MachineCosts(
@@ -245,7 +289,9 @@ def _peak_costs(kind: str, model: Model, chips: int, hosts: int) -> MachineCosts
         # Two products of 2·d operations per head.
         attention=config.layers * 4 * config.heads * config.head_dim / flops,
         place=place,
-        kernel=tpu_pages.plain_kernel(place),
+        kernel=Kernel(
+            PLAIN_PAGE, PLAIN_PAGE * place, dict(decode=no_instructions, prefill=no_instructions)
+        ),
         slowdown={1: 1.0},
         update=passes / flops / hosts,
     )
@@ -254,7 +300,7 @@ def _peak_costs(kind: str, model: Model, chips: int, hosts: int) -> MachineCosts
 def of_plan(planned: Memory, model: Model) -> MachineCosts:
     """Returns the costs on the machine of a plan: on its hosts for the compiled model, else on its data shards."""
     target = planned.machine
-    is_compiled = target.kind in tpu_pages.SLOTS and model.is_compiled
+    is_compiled = target.kind in COMPILED_SLOTS and model.is_compiled
     if is_compiled and target.devices >= CHIPS_OF_HOST:
         hosts = target.devices // CHIPS_OF_HOST
         return machine_costs(target.kind, model, CHIPS_OF_HOST, hosts)
