@@ -425,8 +425,10 @@ def measure(name: str, machine: Machine, rank: int, again: bool) -> list[Row]:
 def main(argv: list[str] | None = None) -> None:
     """Compiles the programs of a run that are not stored, and prints their rows."""
     parser = command.parser('machines.aot', __doc__)
-    parser.add_argument('--run', choices=(*models.MODELS, *CONFIGS), required=True)
-    parser.add_argument('--machine', choices=models.SLICES, required=True)
+    parser.add_argument(
+        '--run', choices=(*models.MODELS, *CONFIGS), required=True, help='config or model'
+    )
+    parser.add_argument('--machine', choices=models.SLICES, required=True, help='slice')
     parser.add_argument('--rank', type=int, default=32, help='of the adapters (32)')
     parser.add_argument('--again', action='store_true', help='compile stored results again')
     args = parser.parse_args(argv)

@@ -113,7 +113,10 @@ def command(
       setting, options: stages and further arguments of `build`.
     """
     parser = argparse.ArgumentParser(
-        prog=f'python -m tools.checkpoints.{name}', description=description.split('\n')[0]
+        prog=f'python -m tools.checkpoints.{name}',
+        description=description.split('\n')[0],
+        epilog=f'example:\n  python -m tools.checkpoints.{name} --out again',
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     replaced = 'for the folders; by default those of the repository are replaced'
     parser.add_argument('--out', type=pathlib.Path, default=folder, help=replaced)
