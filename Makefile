@@ -48,11 +48,6 @@ check: # where .venv exists, its Python is checked
 	@$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $@ -r $<
 	@touch $@
 
-.venv/gpu-compiler: requirements-gpu-aot.txt .venv/ready-test
-	@echo '== installing $< into $@ (once; 4.9 GiB)'
-	@$(RUN) -m pip install --quiet --disable-pip-version-check --upgrade --target $@ -r $<
-	@touch $@
-
 quickstart: .venv/ready ## self-play on this machine, from installation to report; CORPUS=folder: on your texts
 ifeq ($(CORPUS),)
 	@echo "== self-play into $$WORKDIR, seed $(SEED); it can be stopped at any time; the same command resumes it"

@@ -1,7 +1,7 @@
 """Tests the papers' main comparisons on the miniature encyclopedia, with effect sizes and intervals.
 
     python -m benchmarks.claims                        # everything; stored runs are not executed again
-    python -m benchmarks.claims --only dspo --minutes 60
+    python -m benchmarks.claims --only dspo --minutes 60 --out runs/claims
 
 Arms, claims, the measure of each claim and its reason are data: benchmarks/claims.toml, written before the runs of a
 play; what was changed later is named there. An arm is a config: a row of configs/ablations.py and further settings. It
@@ -14,9 +14,10 @@ with up to four hops, more near-miss documents, several updates per batch. It is
 learning rates, 18 for SSP. Exact match is measured on held-out questions; for SCOPE, which trains on open tasks, also
 the share of rubrics that answers to held-out tasks meet.
 
-Every finished run is stored in benchmarks/results/runs, named by its config and by CODE, with the hash of the code that
-it ran. The table is written to benchmarks/results/claims.json and claims.md, the picture to claims.svg; the last line
-printed is one JSON object.
+Every finished run is stored in benchmarks/results/runs with the hash of the code that it ran. These are from commit
+21656cfd and before, from where they can be played again; with today's code they are played into another folder (--out),
+but for arms whose start has left the package (`answers/base`). The table is written to benchmarks/results/claims.json
+and claims.md, the picture to claims.svg; the last line printed is one JSON object.
 
 Seeds are added in looks, whose seeds and shares claims.toml fixes: after each look, claims that are decided and those
 whose difference is known to be less than their margin are closed, and the arms of the others get the seeds of the next
@@ -34,7 +35,6 @@ from __future__ import annotations
 
 import argparse
 import collections
-import functools
 import io
 import json
 import os
@@ -58,7 +58,6 @@ from benchmarks.claims_runs import (
     Run,
     Runner,
     run_arm,
-    stored_path,
 )
 from benchmarks.command import RESULTS
 from zeroplay_jax.extras.drawing import SETTINGS, TEXT_COLOUR
@@ -459,8 +458,7 @@ def main(argv: list[str] | None = None) -> None:
     claims = [claim for claim in CLAIMS if args.only in (None, claim.system)]
     played = [row for row in ABLATIONS if args.only in (None, row.system)]
     started = time.monotonic()
-    path_of = functools.partial(stored_path, folder=args.out / 'runs')
-    with Runner(path_of, run_arm, args.processes, started + 60 * args.minutes) as runner:
+    with Runner(args.out / 'runs', run_arm, args.processes, started + 60 * args.minutes) as runner:
         table = play(claims, runner, LOOKS, stored_claims=CLAIMS)
         ablations = compare_ablations(played, runner)
     print(f'{time.monotonic() - started:.0f} s', file=sys.stderr)

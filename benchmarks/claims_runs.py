@@ -6,7 +6,6 @@ Every finished run is kept.
 from __future__ import annotations
 
 import concurrent.futures
-import copy
 import functools
 import hashlib
 import importlib
@@ -25,18 +24,15 @@ from typing import Any, NamedTuple
 from benchmarks import claims_statistics as statistics
 from benchmarks.command import read_lines
 from zeroplay_jax.configs import ablations
-from zeroplay_jax.configuration import fields, rules
+from zeroplay_jax.configuration import rules
 from zeroplay_jax.runtime.disk import write_text
 from zeroplay_jax.selfplay.recipe import trained_roles
-from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, PACKAGE
+from zeroplay_jax.settings.kinds import PACKAGE
 
-# Raised when a change of the code changes the result of a run, so that no stored run of the earlier code is reused.
-# 2: the rule judge grades facts; minibatches are drawn by prompt.
-CODE = 2
 _CACHE_BYTES = 2_000_000_000
 
-# What a run is called: an arm, its seed and what else it depends on.
-Run = tuple
+# What a run is called: an arm and its seed.
+Run = tuple[str, int]
 
 REGISTRATION = pathlib.Path(__file__).with_name('claims.toml')
 
@@ -130,6 +126,11 @@ class Arm(NamedTuple):
     settings: dict[str, Any] = {}
     start: str = ''
 
+    @property
+    def is_playable(self) -> bool:
+        """Whether its start is in the package; the stored runs of the others can be played from commit 21656cfd."""
+        return (PACKAGE / 'mini' / self.start).is_dir()
+
 
 def _registered() -> tuple[
     dict[str, dict[str, str]],
@@ -217,9 +218,6 @@ def config_of(arm: str, seed: int):
     return config
 
 
-# ---- runs ----
-
-
 @functools.cache
 def code_hash() -> str:
     """Returns 12 hexadecimal digits that identify the code and the checkpoints of the package."""
@@ -240,7 +238,7 @@ def _package_files() -> list[pathlib.Path]:
     return sorted(paths)
 
 
-def keep_programs() -> None:
+def _keep_programs() -> None:
     """Makes this process read and store compiled programs, for all processes and later calls."""
     import jax
 
@@ -253,68 +251,21 @@ def keep_programs() -> None:
     CompilationCache(str(folder))
 
 
-# What earlier versions set in the config of every arm, which had the fields of all systems.
-_SET_IN_ALL = {
-    'pool': dict(batch=64, batches=2, samples=1),
-    'scope': dict(soft_length=24, hard_length=64),
-    'proposer': dict(learning_rate=5e-4, minibatches=4, temperature=1.0, steps=3, batch=32),
-}
-
-
-# Takes twenty milliseconds, a copy one.
-_fields_of_all = functools.cache(fields.fields_of_all)
-
-
-def config_hash(config: Any) -> str:
-    """Returns 16 hexadecimal digits that name the results of a config and of CODE."""
-    # Of the changed fields only, so stored results stay valid if a config gets a new field.
-    whole = copy.deepcopy(_fields_of_all())
-    defaults = fields.leaves(whole)
-    whole.update(_SET_IN_ALL)
-    whole.update(config)
-    changes = {k: v for k, v in fields.leaves(whole).items() if v != defaults[k]}
-    # This field is not a property of an arm, and results of versions without it keep their names.
-    changes.pop('stop_after_empty_steps', None)
-    # The only form of this gate in versions without the field.
-    if changes.get('scope.relevant_to') == 'evidence':
-        del changes['scope.relevant_to']
-    # Checkpoints of the package have the same name wherever it is installed, and one that was trained again keeps its
-    # name. This includes the default one.
-    policy = pathlib.Path(config.policy.path or BUILT_IN_CHECKPOINT)
-    if policy.is_relative_to(PACKAGE):
-        changes['policy.path'] = str(policy.relative_to(PACKAGE))
-        changes['policy.files'] = _checkpoint_hashes(policy)
-    text = json.dumps([CODE, changes], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _checkpoint_hashes(folder: pathlib.Path) -> str:
-    """Returns the hashes of a checkpoint's files, as its folder lists them."""
-    return (folder / 'SHA256SUMS').read_text()
-
-
-def stored_path(arm: str, seed: int, folder: pathlib.Path) -> pathlib.Path:
-    """Returns the file of a finished run in `folder`."""
-    return folder / f'{config_hash(config_of(arm, seed))}.json'
-
-
-def never_stop(config: Any) -> None:
-    """Sets in a config, in place, that no alarm ends the run: an arm that trains nothing is a result, too."""
-    config.stop_after_empty_steps = 0
-    config.stop_at_alarms = False
-
-
-def execute(config: Any) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
-    """Executes a run, which is never stopped, in this process; its files are removed.
+def run_arm(arm: str, seed: int) -> dict[str, Any]:
+    """Executes a run in this process and returns its result; its files are removed.
 
     Returns:
-      Its summary, the records of metrics.jsonl, and {'seconds', 'code': `code_hash`}.
+      {'arm', 'seed', 'curve': one entry per evaluation, see `_curve`, 'seconds', 'external_items': summary.json's
+      'outside_questions', 'code': `code_hash`}.
     """
     from zeroplay_jax.training import loop
 
     # Before the run, because files may be edited meanwhile.
     code = code_hash()
-    never_stop(config)
+    config = config_of(arm, seed)
+    # An arm that trains nothing is a result, too.
+    config.stop_after_empty_steps = 0
+    config.stop_at_alarms = False
     rules.check(config)
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix='benchmark.', ignore_cleanup_errors=True) as folder:
@@ -323,33 +274,29 @@ def execute(config: Any) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str
         summary = json.loads((workdir / 'summary.json').read_text())
         records = read_lines(workdir / 'metrics.jsonl')
     seconds = round(time.perf_counter() - started, 1)
-    return summary, records, dict(seconds=seconds, code=code)
+    result = dict(arm=arm, seed=seed, curve=_curve(summary, records), seconds=seconds)
+    return result | dict(external_items=summary['outside_questions'], code=code)
 
 
-def run_arm(arm: str, seed: int) -> dict:
-    """Returns the result of one run.
-
-    Returns:
-      {'arm', 'seed', 'curve': one entry per evaluation, see `_curve`, 'seconds', 'external_items': summary.json's
-      'outside_questions', 'code': `code_hash`}.
-    """
-    summary, records, facts = execute(config_of(arm, seed))
-    result = dict(arm=arm, seed=seed, curve=_curve(summary, records), seconds=facts['seconds'])
-    return result | dict(external_items=summary['outside_questions'], code=facts['code'])
+def stored_runs(folder: pathlib.Path) -> dict[Run, dict[str, Any]]:
+    """Returns the results of all finished runs in a folder."""
+    results = {}
+    for path in folder.glob('*.json'):
+        result = json.loads(path.read_text())
+        results[result['arm'], result['seed']] = result
+    return results
 
 
-def stored_result(path: pathlib.Path, run_one: Callable[..., dict], *run: Any) -> dict:
-    """Returns the result of a run: from its file if that is there, else it executes the run and stores it."""
-    if not path.exists():
-        result = run_one(*run)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps(result))
-    return json.loads(path.read_text())
-
-
-def _result_before(deadline: float, *call: Any) -> dict | None:
-    """Returns `stored_result` of the call; None after the deadline, a `time.monotonic()` of any process."""
-    return stored_result(*call) if time.monotonic() < deadline else None
+def _play_before(
+    deadline: float, folder: pathlib.Path, run_one: Callable[..., dict], arm: str, seed: int
+) -> dict[str, Any] | None:
+    """Executes a run and stores its result; None after the deadline, a `time.monotonic()` of any process."""
+    if time.monotonic() >= deadline:
+        return None
+    result = run_one(arm, seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / f'{arm}, seed {seed}.json', json.dumps(result))
+    return result
 
 
 def _curve(summary: dict, records: list[dict]) -> list:
@@ -383,7 +330,7 @@ class Runner:
     """Executes runs side by side; use it as a context manager.
 
     Args:
-      stored_path: file of a run.
+      folder: of the results; what is there is not executed again.
       run_one: executes a run, in a process of the pool.
       processes: runs at the same time; the processor cores are divided among them.
       deadline: `time.monotonic()` after which no run is begun.
@@ -391,17 +338,16 @@ class Runner:
 
     def __init__(
         self,
-        stored_path: Callable[..., pathlib.Path],
+        folder: pathlib.Path,
         run_one: Callable[..., dict],
         processes: int,
         deadline: float = float('inf'),
     ):
+        self.folder = folder
         self.run_one = run_one
         self.processes = processes
         self.deadline = deadline
-        self._seconds: list[float] = []
-        # The same runs are looked for once per look and claim; a config takes milliseconds.
-        self._stored_path = functools.cache(stored_path)
+        self._results = stored_runs(folder)
         # A new interpreter for every process: JAX does not survive a fork.
         context = multiprocessing.get_context('spawn')
         self._pool = concurrent.futures.ProcessPoolExecutor(
@@ -416,37 +362,24 @@ class Runner:
 
     def stored(self, runs: Sequence[Run]) -> dict[Run, dict]:
         """Returns the results of those runs that are stored."""
-        results: dict[Run, dict] = {}
-        for run in runs:
-            path = self._stored_path(*run)
-            if path.exists():
-                results[run] = json.loads(path.read_text())
-        return results
+        return {run: self._results[run] for run in runs if run in self._results}
 
     def run(self, runs: Sequence[Run]) -> dict[Run, dict]:
-        """Returns the results of the runs, without those that the deadline left out; prints a line for each."""
-        results = self.stored(runs)
-        missing = [run for run in runs if run not in results]
-        if time.monotonic() >= self.deadline:
-            # No process is started for runs that it would not begin.
-            return results
-        futures = {}
-        for run in missing:
-            call = (self.deadline, self._stored_path(*run), self.run_one, *run)
-            futures[self._pool.submit(_result_before, *call)] = run
-        for done, future in enumerate(concurrent.futures.as_completed(futures), 1):
-            run, result = futures[future], future.result()
-            if result:
-                results[run] = result
-                self._report(run, result['seconds'], len(missing) - done)
-        return results
-
-    def _report(self, run: Run, seconds: float, remaining: int) -> None:
-        self._seconds.append(seconds)
-        mean = sum(self._seconds) / len(self._seconds)
-        minutes = remaining * mean / self.processes / 60
-        left = f'{remaining} runs left, about {minutes:.0f} min'
-        print(f'{", ".join(map(str, run))}: {seconds:.0f} s; {left}', file=sys.stderr, flush=True)
+        """Returns the results of the runs, without those that cannot be played or that the deadline left out."""
+        missing = [run for run in runs if run not in self._results and ARMS[run[0]].is_playable]
+        # No process is started for runs that it would not begin.
+        if time.monotonic() < self.deadline:
+            futures = {}
+            for run in missing:
+                call = (self.deadline, self.folder, self.run_one, *run)
+                futures[self._pool.submit(_play_before, *call)] = run
+            for done, future in enumerate(concurrent.futures.as_completed(futures), 1):
+                run, result = futures[future], future.result()
+                if result:
+                    self._results[run] = result
+                    left = f'{len(missing) - done} runs left'
+                    print(*run, f'{result["seconds"]:.0f} s; {left}', sep=', ', file=sys.stderr)
+        return self.stored(runs)
 
 
 def _end_with_parent() -> None:
@@ -473,4 +406,4 @@ def _start_process(counter, processes: int) -> None:
 
     command_line.prepare_process()
     # All arms have programs in common, and all seeds of an arm have the same.
-    keep_programs()
+    _keep_programs()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
 import contextlib
 import json
-import multiprocessing
 import os
 import pathlib
 import socket
@@ -64,13 +62,6 @@ def read_lines(path: pathlib.Path) -> list[Any]:
 def cpu_environment() -> dict[str, str]:
     """Returns the environment of a process that computes on one CPU device."""
     return os.environ | {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': ''}
-
-
-def processes(count: int) -> concurrent.futures.ProcessPoolExecutor:
-    """Returns a pool of new processes; they get the environment of this one as it is at the first call."""
-    # New interpreters: JAX does not survive a fork.
-    context = multiprocessing.get_context('spawn')
-    return concurrent.futures.ProcessPoolExecutor(count, context)
 
 
 def free_port() -> int:

@@ -1,6 +1,5 @@
-"""Parts of a run at the shapes of Qwen2.5-3B on one GPU: attention kernel, rollouts over slots and pages, update.
+"""Parts of a run at the shapes of Qwen2.5-3B on one GPU: rollouts over slots and pages, update.
 
-    python -m benchmarks.gpu kernel
     python -m benchmarks.gpu slots      # 128 rollouts of benchmarks/peers/workload.py, workload large
     python -m benchmarks.gpu pages
     python -m benchmarks.gpu update     # 16 rows of 256 tokens, AdamW, all weights trained
@@ -8,7 +7,7 @@
 Weights are random. Prints a JSON object per measurement; the first call of a program, which compiles, is not timed. The
 parts are separate processes, because rollouts and update together need more than 80 GB.
 
-Tests of the kernel:
+The attention kernel alone is timed from commit 21656cfd. Its tests:
 PYTHONPATH=.:tests python -m pytest --noconftest -k gpu tests/policy/test_paged_kernels.py
 """
 
@@ -19,43 +18,20 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from benchmarks import command, rollout
+from benchmarks.machines.models import model_config
 from benchmarks.peers import workload
 from benchmarks.rollout import Engine
-from benchmarks.tpu_shapes import model_config
-from zeroplay_jax.policy import paged_attention, ragged_attention, sharding
-from zeroplay_jax.policy.paged_attention import StepShape
+from zeroplay_jax.policy import sharding
 from zeroplay_jax.policy.transformer import ModelConfig
 from zeroplay_jax.rollout.sampler import Sampler
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.runtime import devices
 from zeroplay_jax.types import UserError
-
-PAGE = 64
-
-
-class Step(NamedTuple):
-    """Rows of one step.
-
-    Attributes:
-      rows: rollouts in progress.
-      tokens: most tokens of a rollout.
-      chunk: tokens of the last row, a prompt; 0: all rows decode one token.
-    """
-
-    rows: int
-    tokens: int
-    chunk: int
-
-
-STEPS = (Step(128, 2048, 0), Step(32, 4096, 0), Step(256, 1024, 0), Step(64, 2048, 256))
 
 
 def gpu_model() -> ModelConfig:
@@ -86,67 +62,6 @@ def seconds(call: Callable[[], object], repeats: int) -> list[float]:
 def peak_gib() -> float:
     """Returns the most memory that this process has used on the device, in GiB; 0 where the device does not tell."""
     return round(devices.memory().get('memory/peak_gib', 0.0), 1)
-
-
-def attention_inputs(model: ModelConfig, step: Step) -> tuple[jax.Array, ...]:
-    """Returns random inputs of one layer's attention.
-
-    Returns:
-      q: bfloat16 [tokens, heads, head_dim].
-      cache: bfloat16 [pages, PAGE, 2 · kv_heads, head_dim].
-      table: int32 [rows, pages per row].
-      row, position: int32 [tokens].
-    """
-    pages_per_row = step.tokens // PAGE
-    rng = np.random.default_rng(0)
-    pages = rng.permutation(step.rows * pages_per_row)
-    table = jnp.asarray(pages.reshape(step.rows, pages_per_row), jnp.int32)
-    cache_shape = (len(pages), PAGE, 2 * model.kv_heads, model.head_dim)
-    cache = jax.random.normal(jax.random.key(0), cache_shape, jnp.bfloat16)
-    row = np.arange(step.rows)
-    # Lengths are uneven, as those of rollouts are.
-    position = rng.integers(step.tokens // 4, step.tokens, step.rows)
-    if step.chunk:
-        row = np.append(row[:-1], np.full(step.chunk, step.rows - 1))
-        position = np.append(position[:-1], np.arange(step.tokens - step.chunk, step.tokens))
-    q_shape = (len(row), model.heads, model.head_dim)
-    q = jax.random.normal(jax.random.key(1), q_shape, jnp.bfloat16)
-    return q, cache, table, jnp.asarray(row, jnp.int32), jnp.asarray(position, jnp.int32)
-
-
-def measure_kernel(model: ModelConfig) -> None:
-    """Prints, per step, the times of one layer's attention in plain JAX and by the kernel, and their difference."""
-    mesh = sharding.make_mesh()
-    for step in STEPS:
-        shape = StepShape(step.rows, bool(step.chunk))
-
-        @jax.jit
-        def plain(q, cache, table, row, position):
-            return paged_attention.make_attend(table, row, position)(q, cache, 0)
-
-        @jax.jit
-        def kernel(q, cache, table, row, position, shape=shape):
-            return ragged_attention.make_attend(mesh, table, row, position, shape)(q, cache, 0)
-
-        arguments = attention_inputs(model, step)
-        expected = plain(*arguments).astype(jnp.float32)
-        difference = jnp.abs(expected - kernel(*arguments).astype(jnp.float32)).max()
-        figures: dict[str, Any] = step._asdict() | {'difference': float(difference)}
-        for name, function in {'plain_ms': plain, 'kernel_ms': kernel}.items():
-            figures[name] = round(_milliseconds(function, arguments), 3)
-        print(json.dumps(figures), flush=True)
-
-
-def _milliseconds(function: Callable, arguments: tuple) -> float:
-    """Returns the median time of a call among many that are in the queue of the device."""
-    calls = 20
-
-    def run() -> None:
-        for _ in range(calls):
-            out = function(*arguments)
-        out.block_until_ready()
-
-    return 1e3 * workload.median_seconds(run, 5) / calls
 
 
 class RolloutEngine(Engine):
@@ -200,16 +115,14 @@ def measure_update(model: ModelConfig, rollouts: workload.Rollouts) -> None:
 def main(argv=None) -> None:
     """Measures one part."""
     parser = command.parser('gpu', __doc__)
-    parts = ('kernel', 'slots', 'pages', 'update')
+    parts = ('slots', 'pages', 'update')
     parser.add_argument('part', choices=parts, help='what is measured')
     part = parser.parse_args(argv).part
     # To try out Triton's products for 36 layers takes minutes; cuBLAS computes them instead.
     os.environ.setdefault('XLA_FLAGS', '--xla_gpu_enable_triton_gemm=false')
     with command.one_line_errors('benchmarks.gpu'):
         model = gpu_model()
-        if part == 'kernel':
-            measure_kernel(model)
-        elif part == 'update':
+        if part == 'update':
             measure_update(model, workload.LARGE)
         else:
             attention = {'slots': 'xla', 'pages': 'ragged'}[part]

@@ -4,13 +4,12 @@
     python -m benchmarks.hops --arms random frozen two_hops --seeds 0 1
     python -m benchmarks.hops --arms form majority cloning supervised_two supervised_all --seeds 0 1 2
     python -m benchmarks.hops --arms composed --seeds 0 1 2 3 4
-    python -m benchmarks.hops --arms composed_six --seeds 0 1 2 --policy starts/parts_last/base --folder runs/last
-    python -m benchmarks.hops --arms outcome_credit turn_credit --seeds 0 1 2 3 4 5 6 7
 
 Each arm is configs/quickstart.py with the settings of `ARMS`. The start was shown chains of at most two hops
-(tools/checkpoints/base_parts.py). Finished runs in --folder are not made again: give another one after a change of the
-code, whose hash stands beside each run as NAME.code. Prints a table: means over seeds, with the lowest and the highest
-seed; and the differences of the other arms from the first, paired by seed, with Student's 95 % intervals.
+(tools/checkpoints/base_parts.py). Runs from other starts, and of credit per turn, can be made from commit 21656cfd.
+Finished runs in --folder are not made again: give another one after a change of the code, whose hash stands beside each
+run as NAME.code. Prints a table: means over seeds, with the lowest and the highest seed; and the differences of the
+other arms from the first, paired by seed, with Student's 95 % intervals.
 """
 
 from __future__ import annotations
@@ -65,22 +64,6 @@ _GIVEN = ('recipe=dspo', 'schedule.iterations=1', 'solver.steps=24')
 _GIVEN_LONG = (*_GIVEN, 'solver.steps=72', _CURVE)
 # As many questions of each length that has a share.
 _SUPERVISED = (*_GIVEN, 'inputs.world_questions=400')
-
-# The estimator of examples/turn_credit; the two arms differ in `advantage` alone, so their rollouts are as many. Turn
-# credit has rewards that outcome credit does not read: the comparison is of both, the rewards and their credit.
-_CREDIT = (
-    'recipe=examples.turn_credit.recipe',
-    'schedule.iterations=1',
-    'eval.hops=(3,4)',
-    'inputs.world_questions=160',
-    'solver.steps=10',
-    'solver.batch=16',
-    'solver.samples=4',
-    'solver.baseline=loo',
-    'solver.scale=none',
-    'solver.aggregation=seq_mean_token_sum',
-    'solver.dual_clip=0',
-)
 
 # Four attempts per document, because the solver confirms every question.
 _CONFIRMED = (
@@ -178,14 +161,6 @@ ARMS = {
         'as good as labels of all lengths after as many steps: .60 or more with four hops',
         '.45 or less (their highest seed after a third of the steps)',
     ),
-    'composed_six': Arm(
-        'composed questions of two to six hops, six iterations',
-        (*_COMPOSED, 'schedule.hop_ratio=(0,1,1,1,2,2)', 'schedule.iterations=6', _CURVE),
-        # The best start of benchmarks/results/starts.tsv: .85, .85, .67, .33 with three to six hops.
-        "from the start 'parts last', self-play adds what no order of its demonstrations gave: .80 or more with five "
-        'and .50 or more with six hops',
-        '.67 or less with five, or .33 or less with six hops (its start)',
-    ),
     'confirmed': Arm(
         'questions of two to four hops asked for at once, the solver agrees; proposer not trained',
         # As many questions of each length and attempts as `composed`, confirmed as a whole.
@@ -245,23 +220,6 @@ ARMS = {
         '.74 or less (below its lowest seed)',
         (0, 460, 922, 922),
     ),
-    'supervised_six': Arm(
-        'given questions of two to six hops, three times the steps',
-        # A seventh of the questions comes twice.
-        (*_SUPERVISED, 'schedule.hop_ratio=(0,1,1,1,1,1)', 'solver.steps=72', _CURVE),
-        "labels lead composing from the start 'parts last', too: .05 or more above it with five hops",
-        'less than .05 above it with five hops',
-    ),
-    'outcome_credit': Arm(
-        'given questions, credit for the outcome', (*_CREDIT, 'solver.advantage=group')
-    ),
-    'turn_credit': Arm(
-        'given questions, credit per turn',
-        (*_CREDIT, 'solver.advantage=turn'),
-        'turn credit beats outcome credit: over 8 seeds the interval of the difference, mean of three and four hops, '
-        'is above 0',
-        'the interval is below 0',
-    ),
 }
 
 
@@ -312,14 +270,8 @@ def write_questions(path: pathlib.Path, numbers: Sequence[int]) -> None:
     files.write_lines(path, questions)
 
 
-def play(
-    folder: pathlib.Path, name: str, seed: int, policy: Sequence[str] = ()
-) -> dict[str, dict[str, float]]:
-    """Returns 'before' and 'after', hops → exact match, of a run that is made unless it is there.
-
-    Args:
-      policy: the flag of another start than that of the package, or nothing.
-    """
+def play(folder: pathlib.Path, name: str, seed: int) -> dict[str, dict[str, float]]:
+    """Returns 'before' and 'after', hops → exact match, of a run that is made unless it is there."""
     workdir = folder / f'{name}-{seed}'
     summary = workdir / 'summary.json'
     if not summary.is_file():
@@ -327,7 +279,7 @@ def play(
         code = code_hash()
         if ARMS[name].questions:
             write_questions(_questions_file(workdir), ARMS[name].questions)
-        command = [sys.executable, *words(name, seed, workdir), *policy]
+        command = [sys.executable, *words(name, seed, workdir)]
         with workdir.with_suffix('.log').open('w') as log:
             status = subprocess.run(command, stdout=log, stderr=log).returncode
         if status:
@@ -377,17 +329,11 @@ def main(argv=None) -> None:
         '--seeds', nargs='+', type=int, default=[0, 1, 2, 3, 4], help='of each arm (0 to 4)'
     )
     flags.add_argument('--folder', default='runs/hops', type=pathlib.Path, help='of the runs')
-    flags.add_argument('--policy', help='another start, a folder: with a --folder of its own')
     flags.add_argument('--parallel', type=int, default=1, help='runs at the same time')
     flags.add_argument('--svg', type=pathlib.Path, help='draws the first arm into this file')
     arguments = flags.parse_args(argv)
     names, seeds = arguments.arms, arguments.seeds
-    if arguments.policy and arguments.folder == pathlib.Path(flags.get_default('folder')):
-        flags.error(
-            '--policy needs --folder: finished runs of the start of the package are taken from the default'
-        )
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    policy = [f'--policy={arguments.policy}'] if arguments.policy else []
     rows = []
     with (
         one_line_errors('benchmarks.hops'),
@@ -396,7 +342,7 @@ def main(argv=None) -> None:
         futures = {}
         for seed in seeds:
             for name in names:
-                futures[name, seed] = pool.submit(play, arguments.folder, name, seed, policy)
+                futures[name, seed] = pool.submit(play, arguments.folder, name, seed)
         results = {key: future.result() for key, future in futures.items()}
     before = results[names[0], seeds[0]]['before']
     rows.append(['start', *(_cell([score]) for score in _scores(before))])

@@ -1,4 +1,4 @@
-"""Measures retrieval on real and synthetic vectors: ScaNN against FAISS, the server against the index, title recall.
+"""Measures searches of real and synthetic vectors: our index beside ScaNN and FAISS.
 
     taskset -c 0 python -m benchmarks.retrieval
 
@@ -9,6 +9,8 @@ half of the queries: all in this process on one thread, in turns of one pass eac
 The texts are the passages of the shared corpus, their sentences, and windows of twelve words of a sentence with a
 stride of six; in this order, without duplicates, up to `TEXTS`. The queries are the questions of the shared benchmarks.
 
+Recall of titles, rates of BM25 and of the server, and the indexes with SOAR and HNSW are measured from commit 21656cfd.
+
 Needs requirements-test.txt and the shared corpus. The MiniLM embeddings are computed once and stored in `.cache`.
 """
 
@@ -18,22 +20,18 @@ import itertools
 import json
 import pathlib
 import re
-import subprocess
 import sys
-import threading
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import faiss
 import numpy as np
 
 from benchmarks import command
-from benchmarks.retrieval_engines import VARIANTS, Engine, faiss_engines, scann_engines
-from zeroplay_jax.retrieval import client, server, shards
-from zeroplay_jax.retrieval.corpus import MemoryCorpus, contents, split
+from benchmarks.retrieval_engines import Engine, faiss_engines, scann_engines
+from zeroplay_jax.retrieval import shards
+from zeroplay_jax.retrieval.corpus import contents, split
 from zeroplay_jax.retrieval.encoder import TextEncoder
-from zeroplay_jax.retrieval.index import Bm25Index, ExactIndex, ScannIndex
 
 # Documents per query, and the recall that a tuned index must reach.
 K, RECALL = 3, 0.95
@@ -80,12 +78,12 @@ def read_texts() -> list[str]:
     return list(dict.fromkeys(candidates))[:TEXTS]
 
 
-def read_questions() -> list[dict]:
-    """Returns all questions of the shared benchmarks, each with the name of its 'benchmark'."""
+def read_questions() -> list[str]:
+    """Returns all questions of the shared benchmarks."""
     result = []
     for name in BENCHMARKS:
         lines = command.read_lines(SHARED / f'{name}.jsonl')
-        result += [line | {'benchmark': name} for line in lines]
+        result += [line['question'] for line in lines]
     return result
 
 
@@ -117,9 +115,9 @@ def embeddings() -> np.ndarray:
     return np.concatenate([np.load(path) for path in paths])
 
 
-def question_embeddings(questions: list[dict]) -> np.ndarray:
-    """Returns MiniLM vectors of questions, float32 [Q, 384]; the first call stores them."""
-    question_texts = [question['question'] for question in questions]
+def question_embeddings() -> np.ndarray:
+    """Returns MiniLM vectors of the questions, float32 [Q, 384]; the first call stores them."""
+    question_texts = read_questions()
     digest = hashlib.sha256(json.dumps(question_texts).encode()).hexdigest()
     path = CACHE / f'questions-{digest[:16]}.npy'
     if not path.exists():
@@ -153,9 +151,6 @@ def synthetic() -> tuple[np.ndarray, np.ndarray]:
         return vectors
 
     return draw(SYNTHETIC), draw(1_000)
-
-
-# ---- measurements ----------------------------------------------------------------------------------------------------
 
 
 def exact_nearest(vectors: np.ndarray, queries: np.ndarray) -> np.ndarray:
@@ -248,166 +243,20 @@ def compare(name: str, engines, queries: np.ndarray, truth: np.ndarray) -> None:
     print(f'\n{command.table(columns, lines)}\n', flush=True)
 
 
-def title_recalls(
-    indexes: dict, titles: Sequence[str], questions, question_vectors: np.ndarray
-) -> dict[str, dict[str, float]]:
-    """Returns benchmark → 'bm25', 'exact' or 'scann' → title recall@3 in percent; the last two over MiniLM vectors.
-
-    Title recall is the share of a question's supporting titles that are among the titles of the passages found.
-
-    Args:
-      indexes: by these names.
-      titles: of the passages.
-      questions: dicts with 'question', 'benchmark' and, for some benchmarks, 'supporting_titles'.
-      question_vectors: MiniLM vectors of the questions.
-    """
-    ids_by_index = {'bm25': indexes['bm25'].search([q['question'] for q in questions], K)[0]}
-    for kind in ('exact', 'scann'):
-        ids_by_index[kind] = indexes[kind].search_vectors(question_vectors, K)[0]
-    shares: dict[str, dict[str, list]] = {}
-    for number, question in enumerate(questions):
-        supporting_titles = question.get('supporting_titles')
-        if not supporting_titles:
-            continue
-        by_index = shares.setdefault(question['benchmark'], {kind: [] for kind in ids_by_index})
-        for kind, ids in ids_by_index.items():
-            # Titles are compared, not ids: several passages of an article support a question equally well. BM25 pads
-            # with -1.
-            returned_titles = {titles[row] for row in ids[number] if row >= 0}
-            by_index[kind].append(
-                np.mean([title in returned_titles for title in supporting_titles])
-            )
-    result = {}
-    for benchmark, by_index in shares.items():
-        result[benchmark] = {kind: 100 * float(np.mean(each)) for kind, each in by_index.items()}
-    return result
-
-
-# Program of the client process: concurrent connections, each with one query at a time. It is a separate process,
-# because threads of this one would share the interpreter lock with the server.
-LOAD = """
-import http.client, json, sys, threading, time
-host, port, clients, queries = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), json.load(sys.stdin)
-seconds = []
-def send_queries(own_queries):
-    connection = http.client.HTTPConnection(host, port)
-    for query in own_queries:
-        start = time.perf_counter()
-        connection.request('POST', '/retrieve', json.dumps({'queries': [query], 'topk': 3, 'return_scores': True}))
-        reply = json.loads(connection.getresponse().read())
-        assert len(reply['result'][0]) == 3
-        seconds.append(time.perf_counter() - start)
-threads = [threading.Thread(target=send_queries, args=(queries[i::clients],)) for i in range(clients)]
-start = time.perf_counter()
-[t.start() for t in threads]; [t.join() for t in threads]
-print(json.dumps({'total': time.perf_counter() - start, 'seconds': seconds}))
-"""
-
-
-def server_rates(index: ScannIndex, questions, clients: int = 32) -> dict[str, float]:
-    """Returns rates of the server with concurrent clients, and of direct calls of the index, which both share.
-
-    The clients run in another process, but on the same core, so they slow the server down.
-
-    Returns:
-      'in_process_qps' and 'server_qps', queries per second; 'server_p99_ms', 99th percentile of a request's time.
-    """
-    import uvicorn
-
-    queries = [q['question'] for q in questions][:960]
-    backend = client.InProcess(index)
-    # This first call compiles the encoder for all lengths of these queries.
-    backend.retrieve(queries, K)
-    app = server.App(lambda: (index, 'benchmark'), server.Limits())
-    runner = uvicorn.Server(uvicorn.Config(app.asgi, port=0, log_level='error'))
-    thread = threading.Thread(target=runner.run, daemon=True)
-    thread.start()
-    # The server starts to listen before its index is loaded.
-    while not runner.started or app._index is None:
-        time.sleep(0.05)
-    port = runner.servers[0].sockets[0].getsockname()[1]
-    load = [sys.executable, '-c', LOAD, '127.0.0.1', str(port), str(clients)]
-    rows = []
-    # Direct calls and the server are timed in turns, three times; the median leaves out one disturbed repetition.
-    for _ in range(3):
-        start = time.perf_counter()
-        # A call has as many queries as the server can collect from its concurrent clients.
-        for first in range(0, len(queries), clients):
-            backend.retrieve(queries[first : first + clients], K)
-        direct_seconds = time.perf_counter() - start
-        reply = subprocess.run(
-            load, input=json.dumps(queries), capture_output=True, text=True, check=True
-        )
-        server_times = json.loads(reply.stdout)
-        row = dict(
-            in_process_qps=len(queries) / direct_seconds,
-            server_qps=len(queries) / server_times['total'],
-            server_p99_ms=1e3 * np.percentile(server_times['seconds'], 99),
-        )
-        rows.append(row)
-    runner.should_exit = True
-    thread.join(30)
-    return {name: float(np.median([row[name] for row in rows])) for name in rows[0]}
-
-
-def bm25_rates(index: Bm25Index, questions) -> dict[str, float]:
-    """Returns queries/s of our BM25 index and of a direct call of bm25s on the same index, measured in turns."""
-    queries = [q['question'] for q in questions]
-
-    def search_directly() -> None:
-        # bm25s gets the same words, because it searches the same index.
-        tokens = index._tokenize(queries, return_ids=True)
-        index._bm25.retrieve(tokens, k=K, show_progress=False)
-
-    calls = dict(bm25_qps=lambda: index.search(queries, K), bm25s_qps=search_directly)
-    rates = dict.fromkeys(calls, 0.0)
-    for _ in range(3):
-        for name, call in calls.items():
-            start = time.perf_counter()
-            call()
-            rates[name] = max(rates[name], len(queries) / (time.perf_counter() - start))
-    return rates
-
-
-def measure_engines(name: str, vectors: np.ndarray, queries: np.ndarray, more: bool = True) -> None:
-    """Compares all engines over the same vectors; with `more` also ScaNN's SOAR and FAISS's HNSW."""
-    variants = tuple(VARIANTS) if more else ('bfloat16',)
+def measure_engines(name: str, vectors: np.ndarray, queries: np.ndarray) -> None:
+    """Compares all engines over the same vectors."""
     # Iterators, so that each engine is tuned before the next one is built.
-    engines = itertools.chain(scann_engines(vectors, variants), faiss_engines(vectors, more))
+    engines = itertools.chain(scann_engines(vectors), faiss_engines(vectors))
     compare(f'{len(vectors)} {name}', engines, queries, exact_nearest(vectors, queries))
 
 
 def main(argv=None) -> None:
-    """Prints the figures of recall, rates of BM25 and the server, and the tables of the engines."""
+    """Prints the tables of the engines."""
     command.parser('retrieval', __doc__).parse_args(argv)
     if not SHARED.is_dir():
         sys.exit(f'benchmarks.retrieval: the shared corpus is missing: {SHARED}')
-    passages = read_passages()
-    questions = read_questions()
-    vectors = embeddings()
-    question_vectors = question_embeddings(questions)
-
-    # Passages come first among the texts, so their vectors need not be computed again.
-    row_of_text = {text: i for i, text in enumerate(read_texts())}
-    passage_rows = [row_of_text[contents(title, text)] for title, text in passages]
-    passage_vectors = vectors[passage_rows]
-    titles, passage_texts = zip(*passages)
-    corpus = MemoryCorpus(titles, passage_texts)
-    encoder = make_encoder()
-    indexes: dict[str, Any] = dict(
-        bm25=Bm25Index(corpus),
-        exact=ExactIndex(encoder, corpus, passage_vectors),
-        scann=ScannIndex(encoder, corpus, passage_vectors),
-    )
-    shares = title_recalls(indexes, titles, questions, question_vectors)
-    lines = []
-    for kind in indexes:
-        lines.append([kind, *(f'{by_index[kind]:.1f}' for by_index in shares.values())])
-    print(command.table(['title recall@3, %', *shares], lines))
-    rates = bm25_rates(indexes['bm25'], questions) | server_rates(indexes['scann'], questions)
-    print({name: round(value, 3) for name, value in rates.items()}, flush=True)
-    measure_engines('MiniLM vectors', vectors, question_vectors)
-    measure_engines('synthetic vectors', *synthetic(), more=False)
+    measure_engines('MiniLM vectors', embeddings(), question_embeddings())
+    measure_engines('synthetic vectors', *synthetic())
 
 
 if __name__ == '__main__':

@@ -20,9 +20,6 @@ import numpy as np
 from zeroplay_jax.retrieval import index as index_lib
 from zeroplay_jax.retrieval.corpus import MemoryCorpus
 
-# Name → λ of SOAR (None: every vector in one leaf). Candidates are scored again in bfloat16.
-VARIANTS: dict[str, float | None] = {'bfloat16': None, 'bfloat16, SOAR': 1.5}
-
 # Unit vectors [B, D], k → ids [B, k].
 Search = Callable[[np.ndarray, int], np.ndarray]
 
@@ -63,8 +60,8 @@ def _built(family: str, build: str, make, size_of, settings: list[tuple], search
     return Engine(family, build, seconds, size_of(index), settings, search_index)
 
 
-def faiss_engines(vectors: np.ndarray, hnsw: bool) -> Iterator[Engine]:
-    """Yields IVF-Flat, IVF-PQ fast-scan with refinement, and with `hnsw` HNSW, on one thread."""
+def faiss_engines(vectors: np.ndarray) -> Iterator[Engine]:
+    """Yields IVF-Flat, and IVF-PQ fast-scan with refinement, on one thread."""
     # All engines get one thread: libraries divide work differently, and cores differ between machines.
     faiss.omp_set_num_threads(1)
     rows, dimension = vectors.shape
@@ -110,25 +107,10 @@ def faiss_engines(vectors: np.ndarray, hnsw: bool) -> Iterator[Engine]:
     codes = f'IVF{lists},PQ{dimension // 2}x4fs,RFlat'
     grid = list(itertools.product(probes, (4, 8, 16)))
     yield engine('FAISS IVF-PQ fast-scan', codes, lambda: trained(codes), grid, refine)
-    if not hnsw:
-        return
-
-    # A graph needs no training, but building it takes far longer, so it is built for the smaller corpus only.
-    def graph():
-        index = faiss.IndexHNSWFlat(dimension, 24, faiss.METRIC_INNER_PRODUCT)
-        index.hnsw.efConstruction = 100
-        index.add(vectors)
-        return index
-
-    def widen(index, ef):
-        index.hnsw.efSearch = ef
-
-    efs = [(ef,) for ef in (12, 16, 24, 32, 48, 64, 96, 128)]
-    yield engine('FAISS HNSW', 'M 24, efConstruction 100', graph, efs, widen)
 
 
-def scann_engines(vectors: np.ndarray, names: tuple[str, ...]) -> Iterator[Engine]:
-    """Yields ScaNN in the named variants (keys of `VARIANTS`), and our index, which uses ScaNN."""
+def scann_engines(vectors: np.ndarray) -> Iterator[Engine]:
+    """Yields ScaNN, which scores candidates again in bfloat16, and our index, which uses it."""
     scann = index_lib._scann()
     rows = len(vectors)
     # About 2·√rows leaves as a power of two, for ScaNN and for our index, so that both trees are equally fine.
@@ -140,7 +122,7 @@ def scann_engines(vectors: np.ndarray, names: tuple[str, ...]) -> Iterator[Engin
     # A setting is a number of leaves, and one of candidates that are scored again.
     grid = list(itertools.product(dict.fromkeys(searched), (12, 24, 48)))
 
-    def make(**spilling):
+    def make():
         """Returns a trained searcher. The counts given here are defaults that every search overrides."""
         builder = scann.builder(vectors, 10, 'dot_product')
         builder.tree(
@@ -148,7 +130,6 @@ def scann_engines(vectors: np.ndarray, names: tuple[str, ...]) -> Iterator[Engin
             searched[2],
             training_sample_size=min(rows, 100_000),
             random_init=False,
-            **spilling,
         )
         builder.score_ah(2, anisotropic_quantization_threshold=0.2)
         kind = scann.scann_builder.ReorderType.BFLOAT16
@@ -163,10 +144,7 @@ def scann_engines(vectors: np.ndarray, names: tuple[str, ...]) -> Iterator[Engin
 
         return search
 
-    for name in names:
-        spilling = dict(soar_lambda=VARIANTS[name]) if VARIANTS[name] else {}
-        variant = functools.partial(make, **spilling)
-        yield _built(f'ScaNN {name}', build, variant, _serialised_size, grid, search_scann)
+    yield _built('ScaNN', build, make, _serialised_size, grid, search_scann)
     # Our index needs a corpus and an encoder, but these searches are by vector and use neither.
     no_texts = [''] * rows
     no_encoder: Any = types.SimpleNamespace(dimension=vectors.shape[1], settings={})

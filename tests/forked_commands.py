@@ -25,7 +25,7 @@ LIBRARIES = """
     zeroplay_jax.training.loop zeroplay_jax.session zeroplay_jax.evaluation.report_builder
     zeroplay_jax.configuration.command_line zeroplay_jax.extras.inputs.builders orbax.checkpoint
     transformers.models.auto.configuration_auto transformers.models.qwen3.configuration_qwen3
-    benchmarks.slices_play benchmarks.tpu_programs benchmarks.claims_runs
+    benchmarks.machines.plan_time benchmarks.claims_runs
 """.split()
 # Variables that no library reads while it is imported.
 READ_LATER = {'XLA_FLAGS', 'PYTEST_ADDOPTS', 'PYTEST_CURRENT_TEST', 'PYTHONPATH', 'NO_COLOR'}

@@ -7,10 +7,9 @@ import jax
 import pytest
 import slice_compiler
 
-from benchmarks import aot, aot_cases, command, tpu_programs
-from benchmarks.aot_cases import SLOTS, AdapterCase
-from benchmarks.aot_machines import GPUS, Machine
-from benchmarks.tpu_programs import Compiled
+from benchmarks.machines import aot, programs
+from benchmarks.machines.aot import SLOTS, AdapterCase
+from benchmarks.machines.programs import Compiled, Machine
 
 ROOT = pathlib.Path(__file__).parents[1]
 RANK, LAYERS = 4, 2
@@ -33,7 +32,7 @@ class Compiler:
 def case_of(name, memory=2**40, temporaries=0):
     devices = jax.devices()[:1]
     compiler = Compiler(temporaries)
-    machine = Machine('one', 'one', memory, devices, devices, 'blocked', compiler)
+    machine = Machine('one', memory, devices, devices, 'blocked', compiler)
     return AdapterCase(name, RANK, machine, layers=LAYERS)
 
 
@@ -60,7 +59,7 @@ def test_the_arrays_of_a_run_are_counted_by_hand(case):
 @pytest.mark.parametrize('temporaries', [0, 2**30])
 def test_the_most_slots_that_fit_are_chosen(case, temporaries):
     resident = sum(case.resident().values())
-    memory = resident + case.slot_bytes(96) + aot_cases.HEADROOM + 1
+    memory = resident + case.slot_bytes(96) + aot.HEADROOM + 1
     small = case_of('qwen2.5-7b', memory, temporaries)
     rows = small.rollout()
     assert [row['program'] for row in rows] == ['extend', 'decode']
@@ -89,46 +88,44 @@ def test_slots_leave_the_chip_only_if_an_update_needs_their_memory(case):
 def test_stored_rows_are_not_compiled_again(tmp_path, monkeypatch):
     path = tmp_path / 'rows.json'
     path.write_text('{"rows": []}')
-    monkeypatch.setattr(aot_cases, 'RESULTS', path)
-    machine = Machine('one', 'one', 1.0, [], [], 'blocked', None)
+    monkeypatch.setattr(aot, 'RESULTS', path)
+    machine = Machine('one', 1.0, [], [])
     row = dict(work='qwen2.5-7b', machine='one', rank=4, fits=True)
-    aot_cases.store([row])
-    monkeypatch.setattr(aot_cases, 'AdapterCase', None)
-    assert aot_cases.measure('qwen2.5-7b', machine, 4, again=False) == [row]
+    aot.store([row])
+    monkeypatch.setattr(aot, 'AdapterCase', None)
+    assert aot.measure('qwen2.5-7b', machine, 4, again=False) == [row]
     with pytest.raises(TypeError):
-        aot_cases.measure('qwen2.5-7b', machine, 8, again=False)
+        aot.measure('qwen2.5-7b', machine, 8, again=False)
 
 
-def test_the_tables_are_the_stored_rows():
-    rows = aot_cases.stored_rows()
-    for file, text in aot.tables(rows).items():
-        assert (command.RESULTS / file).read_text() == text
+def test_the_readme_names_the_machines_on_which_every_config_fits():
+    fitting = {}
+    for row in aot.stored_rows():
+        if row['rank'] and row['work'].startswith('configs/'):
+            fitting.setdefault((row['work'].partition(',')[0], row['machine']), []).append(
+                row['fits']
+            )
     readme = (ROOT / 'README.md').read_text()
-    machines = set()
-    for name, full in aot.FULL.items():
-        module = (ROOT / 'configs' / f'{name}.py').read_text()
-        assert f'--type {full} ' in module
-        work = f'configs/{name}.py'
-        assert re.search(rf'^\|.*\[{work}\].*$', readme, re.M)
-        for kinds in (tuple(aot.ADAPTER_TOPOLOGIES), tuple(GPUS)):
-            machines.add(aot.smallest_machine(rows, work, kinds))
     slice_type = re.search(r'each config fits a (\S+), and one H100', readme)[1]
-    assert {aot.TYPES.get(machine, machine) for machine in machines} == {slice_type, 'h100'}
+    assert slice_type == 'v5litepod-4'
+    for name in aot.CONFIGS:
+        for machine in ('v5e:2x2', 'h100'):
+            assert any(fitting[f'configs/{name}.py', machine]), (name, machine)
 
 
 SMALL = """
 import json
-from benchmarks import aot_cases, aot_machines
-aot_machines.prepare(["v5e:2x2"])
-machine = aot_machines.machine_of('v5e:2x2')
-case = aot_cases.AdapterCase('qwen2.5-3b', 4, machine, layers=1)
-aot_cases.SLOTS = (16,)
+from benchmarks.machines import aot, programs
+programs.prepare_tpu()
+machine = programs.machine_of('v5e:2x2')
+case = aot.AdapterCase('qwen2.5-3b', 4, machine, layers=1)
+aot.SLOTS = (16,)
 print(json.dumps(case.rows_of_all()))
 """
 
 
 @pytest.mark.long
-@pytest.mark.skipif(tpu_programs.tpu_compiler() is None, reason='libtpu is not installed')
+@pytest.mark.skipif(programs.tpu_compiler() is None, reason='libtpu is not installed')
 def test_the_programs_of_a_small_model_compile_for_a_slice():
     rows = slice_compiler.last_line(SMALL, timeout=600)
     assert [row['program'] for row in rows] == ['extend', 'decode', 'update', 'teacher']

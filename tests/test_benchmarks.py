@@ -20,7 +20,6 @@ from benchmarks import pins as small_runs
 from benchmarks import rollout as bench
 from benchmarks.command import RESULTS, read_lines
 from benchmarks.peers import workload
-from tools.checkpoints import base_parts
 from zeroplay_jax.configuration import fields, rules
 from zeroplay_jax.evaluation.statistics import difference, interval_text
 from zeroplay_jax.mini.world import World
@@ -65,16 +64,11 @@ def test_parts_of_the_gpu_benchmark(monkeypatch, capsys):
     monkeypatch.setenv('XLA_FLAGS', os.environ.get('XLA_FLAGS', ''))
     monkeypatch.setattr(gpu, 'gpu_model', lambda: dataclasses.replace(SMALL, dtype='bfloat16'))
     monkeypatch.setattr(workload, 'LARGE', workload.Rollouts('', 512, ((), (20,), (30, 150))))
-    monkeypatch.setattr(gpu, 'STEPS', (gpu.Step(4, 128, 0), gpu.Step(4, 128, 16)))
     printed = {}
-    for part in ('kernel', 'slots', 'pages', 'update'):
+    for part in ('slots', 'pages', 'update'):
         gpu.main([part])
         printed[part] = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [row['chunk'] for row in printed['kernel']] == [0, 16]
-    # Interpreted, the kernel computes the same attention.
-    assert all(row['difference'] < 0.02 for row in printed['kernel'])
-    for part in ('slots', 'pages', 'update'):
-        (figures,) = printed[part]
+    for (figures,) in printed.values():
         (rate,) = [value for name, value in figures.items() if 'tokens_per_second' in name]
         assert min(figures['seconds']) > 0 and rate > 0
 
@@ -104,9 +98,6 @@ def test_the_table_and_the_picture_of_self_play_and_a_control(tmp_path, capsys):
     with pytest.raises(SystemExit):
         hops.main([*folder, '--arms', 'selfplays'])
     assert "invalid choice: 'selfplays'" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        hops.main(['--policy', 'starts/other'])
-    assert '--policy needs --folder' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('name', hops.ARMS)
@@ -152,8 +143,7 @@ def test_the_page_has_the_figures_of_the_stored_runs():
     for line in lines[1:]:
         arm, _, *scores = line.split('\t')
         of_arm.setdefault(arm, []).append([float(scores[2]), float(scores[3])])
-    of_other_starts = {row['arm'] for row in rows_of_other_starts()}
-    assert {*of_arm, *of_other_starts, 'outcome_credit', 'turn_credit'} == {'start', *hops.ARMS}
+    assert set(of_arm) == {'start', *hops.ARMS}
     page = (ROOT / 'docs' / 'results.md').read_text().replace('**', '')
     for scores in of_arm.values():
         cells = map(cell_of, zip(*scores, strict=True))
@@ -191,7 +181,6 @@ def of_starts(variant, arm, when, lengths):
 
 
 def test_the_pages_have_the_figures_of_other_starts():
-    assert {row['variant'] for row in rows_of_other_starts()} == base_parts.VARIANTS.keys()
     page = (ROOT / 'docs' / 'results.md').read_text()
     for row in rows_of_other_starts():
         if row['arm'] == 'selfplay':
@@ -265,7 +254,7 @@ def test_the_pages_say_what_credit_per_turn_has_shown():
     means = {}
     for line in lines:
         arm, *_, mean = line.split('\t')
-        if arm in hops.ARMS:
+        if arm.endswith('_credit'):
             means.setdefault(arm, []).append(float(mean))
     gain = difference(means['outcome_credit'], means['turn_credit'], paired=True)
     for page in ('docs/recipes.md', 'examples/turn_credit/README.md'):

@@ -11,7 +11,7 @@ from python_process import ROOT, config_flags, run_python
 from run_files import lines, summary_of
 from run_records import stored_config, write_record
 
-from benchmarks import aot, aot_cases, slices, tpu_shapes
+from benchmarks.machines import aot, models, plan_time
 from zeroplay_jax.configuration import fields, planning, rules
 from zeroplay_jax.configuration.fields import config as packaged_config
 from zeroplay_jax.configuration.machines import CHIPS, GIB, GPUS, catalog, machine, machine_of
@@ -32,7 +32,12 @@ from zeroplay_jax.settings.kinds import ConfigError
 from zeroplay_jax.training.policy_settings import settings
 from zeroplay_jax.types import UserError
 
-TYPES = aot.TYPES | {
+TYPES = {
+    'v5e:2x2': 'v5litepod-4',
+    'v5e:2x4': 'v5litepod-8',
+    'v5e:4x4': 'v5litepod-16',
+    'v6e:2x4': 'v6e-8',
+    'v5p:2x2x1': 'v5p-8',
     'v5e:8x8': 'v5litepod-64',
     'v5p:2x2x4': 'v5p-32',
     'v6e:4x4': 'v6e-16',
@@ -73,7 +78,7 @@ def planned_memory(row, config, roles, slots, hosts, **values):
 
 def whole_weights():
     """(row, GiB by the compiler, GiB by the plan) of the compile table; rollouts count the larger program."""
-    rows = [row for row in aot_cases.stored_rows() if not row['rank']]
+    rows = [row for row in aot.stored_rows() if not row['rank']]
     config = packaged_config('drzero')
     roles = Roles(trained=2, optimizers=2, references=1, teachers=1, samplers=2)
     for case in cases(rows, 'model', 'machine'):
@@ -92,10 +97,10 @@ def whole_weights():
 
 def adapters():
     """The same of runs with adapters."""
-    rows = [row for row in aot_cases.stored_rows() if row['rank']]
+    rows = [row for row in aot.stored_rows() if row['rank']]
     for case in cases(rows, 'work', 'machine'):
         work = case[0]['work'].partition(',')[0]
-        name = work[8:-3] if work.startswith('configs') else aot_cases.MODEL_CONFIG
+        name = work[8:-3] if work.startswith('configs') else aot.MODEL_CONFIG
         config = packaged_config(name)
         config.policy.adapters.rank = case[0]['rank']
         slots = case[0]['slots']
@@ -104,7 +109,7 @@ def adapters():
         rollouts = max(case[:2], key=lambda row: row['hbm_bytes'])
         for row in (rollouts, *case[2:]):
             roles = roles_of(config)._replace(distills=row['program'] == 'teacher')
-            scan = not case[0]['work'].endswith(aot_cases.UNROLLED)
+            scan = not case[0]['work'].endswith(aot.UNROLLED)
             attention = 'blocked' if is_gpu else 'splash'
             values = dict(policy__attention=attention, policy__scan=scan)
             memory = planned_memory(row, config, roles, slots, hosts, **values)
@@ -130,7 +135,7 @@ def test_memory_is_that_of_the_compiled_programs(rows):
     assert -0.05 < min(errors.values()) and max(errors.values()) < 0.08, errors
 
 
-CONFIGS = tuple(aot_cases.CONFIGS)
+CONFIGS = tuple(aot.CONFIGS)
 
 
 @pytest.mark.parametrize('name', CONFIGS)
@@ -359,9 +364,9 @@ def test_hours_are_those_of_the_sizes_in_the_folder(tmp_path):
     config = packaged_config('dspo', changes=changes)
 
     def hours(model):
-        (folder / 'config.json').write_text(json.dumps(tpu_shapes.MODELS[model]))
+        (folder / 'config.json').write_text(json.dumps(models.MODELS[model]))
         memory = choose(config, machine('h100x1'), ['sampler.slots'])
-        line = slices.time_of_plan(config, str(folder), memory)
+        line = plan_time.time_of_plan(config, str(folder), memory)
         return float(re.search(r'([\d.]+) hours .* for \d+ solver steps', line)[1])
 
     large, small = hours('qwen2.5-7b'), hours('qwen2.5-1.5b')
@@ -461,7 +466,7 @@ def test_every_model_is_split_evenly(name):
 @pytest.mark.parametrize('name', KNOWN)
 def test_known_sizes_are_those_of_the_config(name, tmp_path):
     assert sizes_of(f'hf://owner/{name.title()}-Instruct') == KNOWN[name]
-    stored = tpu_shapes.MODELS[name]
+    stored = models.MODELS[name]
     (tmp_path / 'config.json').write_text(json.dumps(stored))
     assert sizes_of(str(tmp_path)) == KNOWN[name]
     for other in ('another', f'{name}-Instruct-GPTQ-Int4', f'{name}-awq', f'{name}-bnb-4bit'):
@@ -483,7 +488,7 @@ def test_a_command_that_takes_too_much_memory_is_a_mistake():
 
 
 def test_a_folder_that_no_run_takes_has_no_plan(tmp_path):
-    stored = tpu_shapes.MODELS['qwen2.5-3b'] | {'num_attention_heads': 15}
+    stored = models.MODELS['qwen2.5-3b'] | {'num_attention_heads': 15}
     (tmp_path / 'config.json').write_text(json.dumps(stored))
     words = ['--config=configs/drzero.py', '--machine=h100x1', f'--policy={tmp_path}']
     refused = run_python('-m', 'zeroplay_jax.plan', *words, cwd=ROOT)

@@ -9,8 +9,8 @@ import pytest
 import scripted_rollouts
 from scripted_rollouts import ScriptedSampler, scripted_policy
 
-from benchmarks.slices_costs import Settings
-from benchmarks.slices_engines import Device, Engine, Episode, Group, Tools
+from benchmarks.machines.costs import Settings
+from benchmarks.machines.engines import Device, Engine, Episode, Group, Tools
 from zeroplay_jax.policy import sharding
 from zeroplay_jax.rollout.call_syntax import syntax_of
 from zeroplay_jax.rollout.environment import Environment, Limits

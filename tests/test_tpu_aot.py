@@ -1,13 +1,10 @@
 """Programs for TPU slices: what is counted, and one real compile for a slice where libtpu is installed."""
 
-import itertools
-
 import jax
 import pytest
 import slice_compiler
 
-from benchmarks import aot, aot_cases, tpu_programs, tpu_shapes
-from zeroplay_jax.policy import sharding
+from benchmarks.machines import aot, programs
 
 BILLIONS = {
     'qwen2.5-3b': 3.09,
@@ -18,78 +15,70 @@ BILLIONS = {
 }
 
 
-@pytest.mark.parametrize('name', tpu_shapes.WHOLE_MODELS)
+@pytest.mark.parametrize('name', BILLIONS)
 def test_models_have_the_sizes_that_they_are_known_by(name):
-    shapes = tpu_programs.parameters(tpu_programs.sized(name))
+    shapes = programs.parameters(programs.sized(name))
     assert round(sum(x.size for x in jax.tree.leaves(shapes)) / 1e9, 2) == BILLIONS[name]
 
 
 def test_what_leaves_the_chip_leaves_in_order_and_no_more_than_needed():
     beside = {'a': 30, 'b': 0, 'c': 20, 'd': 5}
     for needed, off in ((40, ''), (60, 'a'), (80, 'ac'), (96, 'ac')):
-        settled = aot_cases.settle(needed, beside, ('a', 'b', 'c'), 100)
+        settled = aot.settle(needed, beside, ('a', 'b', 'c'), 100)
         kept = needed + 55 - sum(beside[name] for name in off)
         assert settled == dict(fits=kept <= 100, hbm_bytes=kept, offloaded=list(off))
 
 
-def test_state_on_a_chip_is_its_share():
-    mesh = sharding.make_mesh(2, 2, 2)
-    learner = tpu_programs.learner('qwen2.5-3b', mesh, 4, layers=1)
-    masters = tpu_programs.bytes_per_chip(learner.state['params'])
-    whole = 4 * sum(x.size for x in jax.tree.leaves(learner.state['params']))
-    vectors = 4 * sum(x.size for x in jax.tree.leaves(learner.state['params']) if x.ndim == 1)
-    assert whole / 8 <= masters <= (whole - vectors) / 8 + vectors
-    moments = tpu_programs.bytes_per_chip(learner.state['opt'])
-    assert 2 * masters <= moments <= 2 * masters + 64
-
-
+# Whole weights split over a slice; a sampler with slots, and one with pages and JAX's ragged kernel; `log_probs`.
 SMALL = """
-import json, jax, numpy as np
-from benchmarks import tpu_programs as tp
-from zeroplay_jax.policy import delta, sharding
-from zeroplay_jax.rollout import scoring
-tp.prepare_tpu()
-name, topology = 'qwen2.5-3b', 'v5e:4x4'
-mesh, host = tp.mesh_of(name, topology), tp.host_mesh(name, topology)
-lowered = tp.learner(name, mesh, 8, layers=1).lower('solver')
-lowered |= tp.lower_sampler(name, host, 16, layers=2)
-# The passes of `log_probs` over a full slot.
-programs = scoring.programs(tp.sized(name, 2, dtype='bfloat16'), tp.TOKENS + tp.CHUNK, host)
-cache = jax.eval_shape(programs['empty'])
-cache = tp.with_shardings(cache, delta.layout(cache, host, sharding.cache(host)))
-tokens = np.zeros((sharding.data_shards(host), tp.TOKENS // tp.CHUNK, tp.CHUNK + 1), np.int32)
+import dataclasses, json, jax, numpy as np
+from benchmarks.machines import programs as ours
+from zeroplay_jax.configs import common
+from zeroplay_jax.learner.learner import Learner
+from zeroplay_jax.policy import delta, sharding, transformer
+from zeroplay_jax.rollout import sampler, scoring
+ours.prepare_tpu()
+name, machine = 'qwen2.5-3b', ours.machine_of('v5e:4x4')
+mesh = sharding.make_mesh(4, 2, 2, devices=machine.devices)
+host = sharding.make_mesh(1, 2, 2, devices=machine.host_devices)
+fields = dict(dtype='bfloat16', remat=True, attention='splash', scan=True, mesh=mesh)
+one, two = ours.sized(name, 1, **fields), ours.sized(name, 2, dtype='bfloat16')
+solver = {'solver': common.get_config().solver}
+lowered = Learner(one, mesh, solver, ours.parameters(one), (8, 4096)).lower('solver')
+weights = jax.eval_shape(lambda p: transformer.published(two, p), ours.parameters(two))
+weights = ours.with_shardings(weights, sharding.sampler_shardings(weights, host))
+sizes = dict(context=4096, chunk=256, fill_rows=16, burst=16, put_rows=16, put_tokens=256, eos=(0, 1))
+def slots(count, **pages):
+    return ours.slot_state(two, sampler.SamplerConfig(slots=count, **sizes, **pages), host)
+programs, state = slots(16)
+lowered['extend'] = programs['extend'].lower(weights, state, np.zeros(16, np.int32))
+lowered['decode'] = programs['decode'].lower(weights, state)
+pages = dict(page=64, pages=256, token_budget=64, decode_buckets=(8,), attention='ragged')
+programs, state = slots(16, **pages)
+table = jax.ShapeDtypeStruct((16, 4352 // 64), np.int32, sharding=sharding.rows(host))
+lowered['pages'] = programs['decode'].lower(weights, state, table)
+scores = scoring.programs(two, 4096 + 256, host)
+cache = jax.eval_shape(scores['empty'])
+cache = ours.with_shardings(cache, delta.layout(cache, host, sharding.cache(host)))
+tokens = np.zeros((sharding.data_shards(host), 4096 // 256, 257), np.int32)
 start = tokens[..., 0]
-arguments = (tp.published(name, host, 2), cache, tokens, start, start, start, start[:, 0], None)
-lowered['score'] = programs['score'].lower(*arguments)
-out = {k: tp.compile_program(low) for k, low in lowered.items()}
-kernels = out['accumulate'].text.count('tpu_custom_call')
+arguments = (weights, cache, tokens, start, start, start, start[:, 0], None)
+lowered['score'] = scores['score'].lower(*arguments)
+out = {k: ours.compile_program(low) for k, low in lowered.items()}
+kernels = [out[k].text.count('tpu_custom_call') for k in ('accumulate', 'pages')]
+programs, state = slots(16384)
 try:
-    tp.compile_program(tp.lower_sampler(name, host, 16384, layers=2)['decode'])
-except tp.OutOfMemory as error:
+    ours.compile_program(programs['decode'].lower(weights, state))
+except ours.OutOfMemory as error:
     print(json.dumps([{k: [c.arguments, c.temporaries] for k, c in out.items()}, kernels, str(error)]))
 """
 
 
-@pytest.mark.skipif(tpu_programs.tpu_compiler() is None, reason='libtpu is not installed')
+@pytest.mark.skipif(programs.tpu_compiler() is None, reason='libtpu is not installed')
 def test_the_programs_of_a_small_model_compile_for_a_slice():
-    found, kernels, error = slice_compiler.last_line(SMALL, timeout=600)
-    assert set(found) == {'accumulate', 'apply', 'extend', 'decode', 'score'}
+    found, (splash, ragged), error = slice_compiler.last_line(SMALL, timeout=600)
+    assert set(found) == {'accumulate', 'apply', 'extend', 'decode', 'pages', 'score'}
     assert all(0 < arguments < 2**34 for arguments, _ in found.values())
-    assert kernels >= 3  # splash attention forward, again forward, and backward
+    # Splash attention forward, again forward, and backward; pages in steps with and without chunks.
+    assert splash >= 3 and ragged >= 2
     assert 'RESOURCE_EXHAUSTED' in error
-
-
-def test_the_table_of_whole_weights_is_complete():
-    rows = [row for row in aot_cases.stored_rows() if not row['rank']]
-    assert len(aot.table(rows).split('\n')) == 2 + len(rows)
-    compiled = {(row['model'], row['machine'], row['program']) for row in rows}
-    assert len(compiled) == len(rows)
-    fits = {}
-    for row in rows:
-        fits.setdefault((row['model'], row['machine']), {})[row['program']] = row['fits']
-    assert fits.keys() == {*itertools.product(tpu_shapes.WHOLE_MODELS, tpu_shapes.TOPOLOGIES)}
-    for case, programs in fits.items():
-        # A sampler's programs end with the first that does not fit.
-        is_large = case in (('olmo-3-7b', 'v5e:4x4'), ('olmo-3-7b', 'v5e:8x8'))
-        whole = dict(extend=True, decode=True, update=True)
-        assert programs == (dict(extend=False, update=True) if is_large else whole), case

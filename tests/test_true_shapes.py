@@ -1,61 +1,6 @@
-"""benchmarks.true_shapes: what its policy writes, and where its seconds and bytes are counted. No run of its size."""
+"""benchmarks.machines.true_shapes: where its seconds and bytes are counted. No run of its size."""
 
-import json
-import types
-
-import jax.numpy as jnp
-import numpy as np
-from safetensors.numpy import save_file
-
-from benchmarks import scripted_policy, true_shapes
-from benchmarks.scripted_policy import SCRIPT
-from zeroplay_jax.objectives.rewards import extract_last
-from zeroplay_jax.policy import hf, transformer
-from zeroplay_jax.rollout.call_syntax import QwenSyntax
-from zeroplay_jax.tools.search import SearchTool
-
-SMALL = dict(vocab_size=96, hidden_size=256, intermediate_size=64, num_hidden_layers=2)
-SMALL |= dict(num_attention_heads=4, num_key_value_heads=2)
-PIECES = list(dict.fromkeys((*SCRIPT, *sum(SCRIPT.values(), ()))))
-
-
-def written(first):
-    text = ''
-    while first != '<|im_end|>':
-        text += first
-        first = SCRIPT[first][-1]
-    return text
-
-
-def test_the_script_has_a_search_and_a_question_with_its_answer():
-    call, end = map(written, SCRIPT['\n'])
-    tools = {'search': SearchTool(lambda queries: [])}
-    parsed = QwenSyntax().parse(call, tools)
-    assert parsed.is_valid and parsed.arguments == {'query_list': ['French album']}
-    assert extract_last(end, 'question').strip() == 'Which band?'
-    assert extract_last(end, 'answer').strip() == 'London'
-
-
-def test_the_policy_writes_the_script(tmp_path, monkeypatch):
-    architecture = scripted_policy.ARCHITECTURE | SMALL
-    monkeypatch.setattr(scripted_policy, 'ARCHITECTURE', architecture)
-    tensors = scripted_policy._random_tensors(np.random.default_rng(0))
-    tokenizer = types.SimpleNamespace(
-        encode=lambda piece, add_special_tokens: types.SimpleNamespace(ids=[PIECES.index(piece)])
-    )
-    scripted_policy._write_script(tensors, tokenizer)
-    (tmp_path / 'config.json').write_text(json.dumps(architecture))
-    save_file(tensors, tmp_path / 'model.safetensors')
-    model = hf.read_config(tmp_path)
-    params = hf.load(tmp_path, model, progress=False)
-    # Each piece in a context of its own.
-    tokens = jnp.asarray([[90, 91, PIECES.index(piece)] for piece in SCRIPT])
-    positions = jnp.broadcast_to(jnp.arange(3), tokens.shape)
-    hidden = transformer.hidden(model, params, tokens, positions, jnp.ones_like(tokens))
-    logits = np.asarray(transformer.logits(model, params, hidden[:, -1]))
-    for row, following in zip(logits, SCRIPT.values(), strict=True):
-        best = [PIECES[token] for token in np.argsort(-row)[: len(following)]]
-        assert set(best) == set(following)
+from benchmarks.machines import true_shapes
 
 
 def test_stages_are_cut_by_the_log_and_memory_counts_from_the_weights_on():

@@ -88,9 +88,9 @@ def _time(config: Any, planned: Memory) -> str:
         return 'time: not simulated for CPUs'
     if importlib.util.find_spec('benchmarks') is None:
         return 'time: simulated in a checkout of the project only'
-    from benchmarks import slices
+    from benchmarks.machines import plan_time
 
-    return slices.time_of_plan(config, policy_of(config), planned)
+    return plan_time.time_of_plan(config, policy_of(config), planned)
 
 
 if __name__ == '__main__':

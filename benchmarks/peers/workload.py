@@ -120,9 +120,6 @@ LARGE = uneven_rollouts('large', count=128, context=2048)
 WORKLOADS = {rollouts.name: rollouts for rollouts in (EVEN, UNEVEN, LARGE)}
 
 
-# ---- what the scripts of the other engines share ----
-
-
 def play(
     rollouts: Rollouts, generate: Callable[[list[list[int]]], list[list[int]]]
 ) -> list[list[int]]:

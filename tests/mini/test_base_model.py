@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from tools.checkpoints import (
-    base_answers,
     base_hops,
     base_model,
     base_open,
@@ -94,25 +93,24 @@ def test_training_learns_and_is_reproducible(blank, stock):
 
 
 @pytest.mark.parametrize(
-    ('module', 'folder', 'roles', 'errors'),
+    ('module', 'folder', 'setting'),
     [
-        (base_open, 'open', open_demos.ROLES, open_demos.OpenErrors()),
-        (base_answers, 'answers', demos.ROLES, demos.ErrorRates()),
-        (base_hops, 'hops', demos.ROLES, demos.ErrorRates()),
+        (base_open, 'open', (base_open.STAGES, open_demos.ROLES)),
+        (base_hops, 'hops', (base_hops.STAGES,)),
     ],
 )
-def test_commands_train_their_own_stages_and_roles(module, folder, roles, errors, monkeypatch):
+def test_commands_train_their_own_stages_and_roles(module, folder, setting, monkeypatch):
     calls = []
-    monkeypatch.setattr(base_model, 'build_from_clean', lambda *args: calls.append(args))
+    monkeypatch.setattr(base_model, 'build', lambda *args, **options: calls.append((args, options)))
     monkeypatch.setattr('sys.argv', [module.__name__, '--seed', '3'])
     module.main()
-    assert calls == [(base_model.MINI / folder, 3, module.STAGES, roles, errors)]
-    stages = module.STAGES
+    assert calls == [((base_model.MINI / folder, 3, *setting), {'start': base_model.CLEAN})]
     # Every role that a stage draws is one that the command can write.
-    assert all(set(stage.shares) <= set(roles) for stage in stages)
+    roles = setting[1] if len(setting) > 1 else demos.ROLES
+    assert all(set(stage.shares) <= set(roles) for stage in module.STAGES)
 
 
 def test_stage_names_give_different_streams():
-    stages = (*STAGES, *base_open.STAGES, *base_answers.STAGES, *base_hops.STAGES)
+    stages = (*STAGES, *base_open.STAGES, *base_hops.STAGES)
     keys = [zlib.crc32(stage.name.encode()) for stage in stages]
     assert len(set(keys)) == len(keys)

@@ -1,6 +1,5 @@
 """The folders of trained policies that ship with the project: whole, small, of these stages, and what they can do."""
 
-import collections
 import hashlib
 import json
 import sys
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 
 from tools.checkpoints import (
-    base_answers,
     base_english,
     base_hops,
     base_model,
@@ -19,7 +17,6 @@ from tools.checkpoints import (
     base_parts,
     demos,
     library,
-    parts,
     stages,
 )
 from tools.checkpoints.demo import FORMS, forms, render
@@ -32,12 +29,11 @@ from zeroplay_jax.training import ending, run_folder
 STAGES = {
     '': stages.STAGES,
     'open': base_open.STAGES,
-    'answers': base_answers.STAGES,
     'hops': base_hops.STAGES,
     'parts': base_parts.STAGES,
     'english': base_english.STAGES,
 }
-FOLDERS = ('base', 'clean', 'open/base', 'open/clean', 'answers/base', 'hops/base', 'parts/base')
+FOLDERS = ('base', 'clean', 'open/base', 'hops/base', 'parts/base')
 ENGLISH = ('english/clean', 'english/base')
 every_folder = pytest.mark.parametrize('name', FOLDERS + ENGLISH)
 
@@ -100,7 +96,7 @@ def test_the_start_of_two_hops_says_what_it_was_shown(tmp_path, monkeypatch):
     """The command that trains it writes the file; training itself is left out."""
     written = []
 
-    def keep(stages, template, *_):
+    def keep(stages, template, *_, **__):
         written.append((template / DEMONSTRATIONS).read_text())
 
     monkeypatch.setattr(base_model.supervised, 'train_checkpoints', keep)
@@ -116,52 +112,6 @@ def test_the_start_of_two_hops_says_what_it_was_shown(tmp_path, monkeypatch):
     for text in ('{"hops": "two"}', '[2]', '{'):
         (tmp_path / DEMONSTRATIONS).write_text(text)
         assert ending._demonstrated_hops(tmp_path) is None
-
-
-def steps_by_name(stages, roles):
-    """Name → how many steps of the training are its episodes."""
-    default = {name: role.share for name, role in roles.items()}
-    steps = collections.Counter()
-    for stage in stages:
-        shares = stage.shares or default
-        for name, share in shares.items():
-            steps[name] += stage.steps * share / sum(shares.values())
-    return steps
-
-
-SHOWN = steps_by_name(base_parts.STAGES, parts.ROLES)
-
-
-@pytest.mark.parametrize('variant', ['no restating', 'no asking', 'no walking'])
-def test_a_start_without_a_part_has_more_of_the_others(variant):
-    shown = steps_by_name(*base_parts.VARIANTS[variant]())
-    missing = SHOWN.keys() - shown.keys()
-    assert missing and sum(shown.values()) == pytest.approx(sum(SHOWN.values()))
-    assert all(shown[name] >= SHOWN[name] for name in shown)
-
-
-def test_a_start_with_parts_last_has_as_much_of_each():
-    stages, roles = base_parts.VARIANTS['parts last']()
-    assert steps_by_name(stages, roles) == pytest.approx(SHOWN)
-    assert 'walk' not in stages[1].shares and min(stages[2].shares.values()) >= 0
-    assert [s.steps * s.decay_share for s in stages] == pytest.approx(
-        [s.steps * s.decay_share for s in base_parts.STAGES]
-    )
-
-
-def test_a_start_without_redundant_searches_has_none():
-    stages, roles = base_parts.VARIANTS['no redundant searches']()
-    assert stages == base_parts.STAGES
-    searching = ('solver', 'solver_with_path', 'proposer')
-    assert not any(roles[name].write.keywords['redundant'] for name in searching)
-    assert all(parts.ROLES[name].write.keywords['redundant'] for name in searching)
-
-
-def test_a_variant_does_not_replace_the_start_of_the_package(monkeypatch, capsys):
-    monkeypatch.setattr(sys, 'argv', ['base_parts', '--variant', 'parts last'])
-    with mock.patch.dict(FORMS), pytest.raises(SystemExit):
-        base_parts.main()
-    assert '--variant needs --out' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('name', ENGLISH)
@@ -200,22 +150,13 @@ def test_what_the_folders_can_do():
     solved = {name: roles['solver']['episodes'] for name, roles in figures.items()}
     # The clean checkpoint solves teacher-forced episodes of unseen names; the base one does not yet.
     assert solved['clean'] > 0.85 and solved['base'] < 0.5
-    base, answers, hops = (figures[name] for name in ('base', 'answers/base', 'hops/base'))
-    # That of SSP proposes and checks better than base. Whole episodes are not the measure: any of several facts may
-    # be asked for.
-    proposals = [roles['proposer_from_answer']['tokens'] for roles in (base, answers)]
-    checks = [roles['answer_from_documents']['episodes'] for roles in (base, answers)]
-    assert proposals[1] > proposals[0] + 0.005 and checks[1] > checks[0] + 0.05
-    assert solved['answers/base'] < 0.4
-    # That for the format reward solves more than base, and proposes like it.
+    # That of Dr. Zero's miniature solves more than base, and proposes like it.
+    base, hops = figures['base'], figures['hops/base']
     assert solved['base'] < solved['hops/base'] < 0.7
     assert abs(hops['proposer']['tokens'] - base['proposer']['tokens']) < 0.03
     # That of the quickstart was shown chains of one and two.
     parts = figures['parts/base']
     assert parts['solver, 1 hops']['episodes'] > 0.85 and parts['solver, 4 hops']['episodes'] < 0.1
-    # An answer to an open task may have its sentences in any order.
-    open_tasks = [figures[f'open/{name}']['task_solver']['tokens'] for name in ('base', 'clean')]
-    assert open_tasks[1] > open_tasks[0] + 0.01
-    assert solved['open/clean'] > max(0.85, solved['open/base'] + 0.25)
+    assert solved['open/base'] < solved['clean']
     # That for English texts fills more blanks than its base.
     assert solved['english/clean'] > solved['english/base'] + 0.2

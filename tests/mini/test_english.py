@@ -10,7 +10,7 @@ pytest.importorskip('zeroplay_jax.extras.inputs')
 # ruff: noqa: E402
 from demo_parts import said, shown, tag
 from example_texts import example_passages
-from test_committed_folders import check_hashes, figures_of
+from test_committed_folders import check_hashes, log_of
 
 from tools.checkpoints import base_english, english_demos, supervised
 from tools.checkpoints.demo import render
@@ -179,15 +179,6 @@ def test_a_proposal_of_two_hops_is_about_its_document_and_a_passage_found(role, 
         assert any(restored(demo, clause) in passage for passage in texts_of(documents))
 
 
-def test_a_stage_is_diagnosed_in_the_roles_trained_so_far():
-    stages = {stage.folder or stage.name: stage for stage in base_english.STAGES}
-    trained = lambda name: base_english._trained_roles(base_english.STAGES, stages[name])
-    one_hop, all_roles = trained('one_hop'), list(english_demos.ROLES)
-    assert {'copy', 'query', 'solver'} <= set(one_hop) and 'solver_two_hops' not in one_hop
-    assert trained('clean') == [name for name in all_roles if name != 'proposer_with_link']
-    assert trained('base') == all_roles
-
-
 def test_a_disguise_is_consistent_and_keeps_the_rest(texts):
     disguise = Disguise(np.random.default_rng(0), texts.names)
     expected = text = 'In 1903 Marie Curie met Marie again; it was not 1904.'
@@ -212,18 +203,16 @@ def test_splits_are_disjoint_and_have_their_sizes():
 
 
 def test_a_training_writes_folders(tmp_path, monkeypatch, small):
-    monkeypatch.setattr(base_english, 'DIAGNOSED_EPISODES', 2)
     # Stocks of other sizes would be empty: fifteen texts are few.
     monkeypatch.setattr(base_english, 'PASSAGE_WORDS', (50,))
     corpus = tmp_path / 'passages.jsonl'
     write_corpus(corpus, 5)
-    # The length is that of the diagnosis too.
     stages = (dataclasses.replace(TINY, name='clean', steps=2, rows=1, tokens=640, saved=True),)
     base_english.build(corpus, tmp_path / 'out', 0, stages)
     folder = tmp_path / 'out' / 'clean'
     check_hashes(folder)
     assert json.loads((folder / 'config.json').read_text())['hidden_size'] == 32
-    assert set(figures_of(folder)) == set(TINY.shares)
+    assert [entry['step'] for entry in log_of(folder) if 'step' in entry] == [2]
 
 
 def test_too_few_passages_are_refused(tmp_path):

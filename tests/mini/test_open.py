@@ -142,31 +142,24 @@ def test_which_gates_the_tasks_of_challengers_pass(library, errors, gates_of):
 
 @pytest.mark.long
 def test_the_command_continues_from_the_clean_weights(tmp_path, monkeypatch):
-    monkeypatch.setattr(base_model, 'DIAGNOSED_EPISODES', 4)
     monkeypatch.setattr(base_model, 'LIBRARY_COUNT', 1)
     monkeypatch.setattr(base_model, 'WORLDS_PER_LIBRARY', 2)
-    stage = dataclasses.replace(
-        base_open.STAGES[0], steps=1, rows=1, adam_rate=1e-5, muon_rate=1e-5
-    )
+    small = dict(steps=1, rows=1, adam_rate=1e-5, muon_rate=1e-5)
+    stage = dataclasses.replace(base_open.STAGES[1], **small)
     monkeypatch.setattr(base_open, 'STAGES', (stage,))
     monkeypatch.setattr('sys.argv', ['base_open', '--out', str(tmp_path)])
     base_open.main()
-    check_hashes(tmp_path / 'clean')
-    before, after = hf.load(base_model.CLEAN), hf.load(tmp_path / 'clean')
+    check_hashes(tmp_path / 'base')
+    before, after = hf.load(base_model.CLEAN), hf.load(tmp_path / 'base')
     changes = jax.tree.map(lambda a, b: float(abs(a - b).max()), before, after)
     assert 0 < max(jax.tree.leaves(changes)) < 1e-3
 
 
 @pytest.mark.long
-def test_clean_meets_the_rubrics_of_held_out_tasks_and_base_does_not():
-    met = {}
-    for name in ('clean', 'base'):
-        config = scope.get_config('mini')
-        config.policy.path = str(base_model.MINI / 'open' / name)
-        config.eval.update(questions=12, hops=(1, 2, 3, 4))
-        run = build.build(config)
-        run.publish_weights(['solver'])
-        _, rows = answering.evaluate(run.evaluation, list(run.library.open_tasks), 0, ASKS_SOLVER)
-        met[name] = np.mean([row.reward for row in rows])
-    assert met['clean'] >= 0.8
-    assert met['base'] <= 0.65
+def test_base_meets_some_rubrics_of_held_out_tasks():
+    config = scope.get_config('mini')
+    config.eval.update(questions=12, hops=(1, 2, 3, 4))
+    run = build.build(config)
+    run.publish_weights(['solver'])
+    _, rows = answering.evaluate(run.evaluation, list(run.library.open_tasks), 0, ASKS_SOLVER)
+    assert 0.2 <= np.mean([row.reward for row in rows]) <= 0.65

@@ -25,9 +25,7 @@ from tools.checkpoints.english_demos import EnglishSetting
 from tools.checkpoints.english_texts import Texts
 from tools.checkpoints.stages import Stage
 from zeroplay_jax.extras.inputs.sentences import split_text
-from zeroplay_jax.policy import transformer
 from zeroplay_jax.retrieval.types import split as split_contents
-from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.runtime.disk import write_text
 from zeroplay_jax.types import UserError
 
@@ -45,7 +43,6 @@ PASSAGE_WORDS = (30, 50, 65, 80)
 Passage = tuple[str, str]  # title and text
 # Fewer passages give too few words for the tokenizer and the distractors.
 MIN_PASSAGES = 10
-DIAGNOSED_EPISODES = 64  # per role
 # Shares of the roles where questions have one or two hops. Two hops get more, because they are new in their stage.
 _TWO_HOP_SHARES = {
     'fill': 0.08,
@@ -168,7 +165,7 @@ def passages_of(corpus: pathlib.Path, split: str) -> Iterator[Passage]:
 
 
 def write_held_out(corpus: pathlib.Path, out: pathlib.Path) -> int:
-    """Writes the lines of a corpus that no training and no diagnosis reads to `out`; returns their number."""
+    """Writes the lines of a corpus that training does not read to `out`; returns their number."""
     held_out_lines = []
     with corpus.open(encoding='utf-8') as lines:
         for line in lines:
@@ -208,54 +205,6 @@ def write_config_and_tokenizer(folder: pathlib.Path, passages: Sequence[Passage]
     tokenizer.write_config(folder, trained_tokenizer, ARCHITECTURE | {'vocab_size': VOCABULARY})
 
 
-def diagnose(
-    config: transformer.ModelConfig,
-    params: transformer.Params,
-    codec: Codec,
-    texts: Texts,
-    seed: int,
-    roles: Sequence[str],
-    tokens: int,
-) -> dict[str, dict[str, float]]:
-    """Returns the teacher-forced accuracy of some roles on error-free episodes about `texts`.
-
-    Which sentence a proposer chooses cannot be predicted, so its whole episodes are no measure.
-
-    Args:
-      config: the model.
-      params: its parameters.
-      codec: tokenises the episodes.
-      texts: passages that the model was not trained on.
-      seed: seed of the episodes.
-      roles: names of the roles.
-      tokens: longest episode.
-
-    Returns:
-      Role → the dict of `supervised.Predicted.figures`.
-    """
-    figures = {}
-    for name in roles:
-        role = english_demos.ROLES[name]
-        demonstrations = supervised.fixed_demos(
-            name, role, texts, EnglishSetting(), seed, DIAGNOSED_EPISODES
-        )
-        predicted = supervised.teacher_forced(
-            config, params, codec, demonstrations, tokens, OBSERVATION_TOKENS
-        )
-        figures[name] = predicted.figures()
-    return figures
-
-
-def _trained_roles(stages: Sequence[Stage], last: Stage) -> list[str]:
-    """Returns the roles in the mixtures of the stages up to `last`, in the order of `english_demos.ROLES`."""
-    trained = set()
-    for stage in stages[: stages.index(last) + 1]:
-        trained.update(stage.shares)
-        if not stage.shares:
-            trained.update(name for name, role in english_demos.ROLES.items() if role.share)
-    return [name for name in english_demos.ROLES if name in trained]
-
-
 def build(
     corpus: pathlib.Path,
     out: pathlib.Path,
@@ -274,18 +223,10 @@ def build(
       UserError: the corpus has too few passages.
     """
     passages = list(passages_of(corpus, 'train'))
-    development_passages = list(passages_of(corpus, 'development'))
-    if len(passages) < MIN_PASSAGES or not development_passages:
+    if len(passages) < MIN_PASSAGES:
         raise UserError(
-            f'{corpus}: {len(passages)} passages to train on and {len(development_passages)} to diagnose on; give '
-            f'at least {MIN_PASSAGES} and 1'
+            f'{corpus}: {len(passages)} passages to train on; give at least {MIN_PASSAGES}'
         )
-    development = Texts(cut(development_passages, PASSAGE_WORDS[0]))
-
-    def diagnose_development(stage, config, params, codec):
-        roles = _trained_roles(stages, stage)
-        return diagnose(config, params, codec, development, seed, roles, stage.tokens)
-
     with tempfile.TemporaryDirectory() as folder:
         # hf.save copies all but the weights from a folder; this one is needed during training only.
         template = pathlib.Path(folder)
@@ -296,7 +237,6 @@ def build(
             english_demos.ROLES,
             texts_by_size(passages),
             seed,
-            diagnose_development,
             out,
             # Half the size of float32; the loss of accuracy by rounding is far below what a stage changes.
             dtype=jnp.bfloat16,

@@ -1,4 +1,4 @@
-"""Trains the checkpoint for the claim about Dr. Zero's format reward: `python -m tools.checkpoints.base_hops`.
+"""Trains the start of `configs/drzero.py:mini`: `python -m tools.checkpoints.base_hops`.
 
     python -m tools.checkpoints.base_hops [--out FOLDER] [--seed 0]
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from tools.checkpoints import base_model, demos
+from tools.checkpoints import base_model
 from tools.checkpoints import stages as base_stages
 
 _BASE = base_stages.STAGES[-1]
@@ -26,7 +26,8 @@ STAGES = (dataclasses.replace(_BASE, name='hops', folder='base', errors=_ERRORS)
 
 def main() -> None:
     """Parses the command line and trains."""
-    base_model.main_from_clean('tools.checkpoints.base_hops', __doc__, 'hops', STAGES, demos.ROLES)
+    folder = base_model.MINI / 'hops'
+    base_model.command('base_hops', __doc__, folder, STAGES, start=base_model.CLEAN)
 
 
 if __name__ == '__main__':

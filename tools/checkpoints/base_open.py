@@ -1,9 +1,8 @@
-"""Trains the checkpoints for open tasks (SCOPE): `python -m tools.checkpoints.base_open [--out FOLDER] [--seed 0]`.
+"""Trains the checkpoint for open tasks (SCOPE): `python -m tools.checkpoints.base_open [--out FOLDER] [--seed 0]`.
 
 Training starts from the weights of `mini/clean` and is supervised, on the demonstrations of `open_demos.py`, in
-two stages: demonstrations without errors, which gives `open/clean/`, an upper bound for self-play; and demonstrations
-with deliberate errors (`open_demos.OpenErrors`), which gives `open/base/`, the start of self-play. Each folder also
-contains its training log and the hashes of its files.
+two stages: demonstrations without errors, and demonstrations with deliberate errors (`open_demos.OpenErrors`), which
+gives `open/base/`, the start of self-play. The folder also contains its training log and the hashes of its files.
 
 The same seed on the same machine gives the same files.
 """
@@ -20,8 +19,6 @@ STAGES = (
         'open',
         steps=320,
         decay_share=0.5,
-        saved=True,
-        folder='clean',
         errors=OpenErrors(),
         shares={
             'challenger': 0.25,
@@ -66,8 +63,9 @@ STAGES = (
 
 def main() -> None:
     """Parses the command line and trains."""
-    base_model.main_from_clean(
-        'tools.checkpoints.base_open', __doc__, 'open', STAGES, open_demos.ROLES, OpenErrors()
+    folder = base_model.MINI / 'open'
+    base_model.command(
+        'base_open', __doc__, folder, STAGES, open_demos.ROLES, start=base_model.CLEAN
     )
 
 

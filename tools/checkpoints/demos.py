@@ -92,9 +92,6 @@ def countdown(thoughts: Sequence[str]) -> list[str]:
     return [f'{count - i} hops. {thought}' for i, thought in enumerate(thoughts)]
 
 
-# ---- exercises without a prompt ----------------------------------------------------------------------------
-
-
 def copy(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
     """Writes a passage as context, then its sentences in another order as the policy's text; `errors` has no effect.
 
@@ -172,9 +169,6 @@ def _reordered(text: str, rng: Generator) -> str:
     sentences = text.removesuffix('.').split('. ')
     reordered_text = '. '.join(shuffled(rng, sentences))
     return f'{reordered_text}.'
-
-
-# ---- solvers -----------------------------------------------------------------------------------------------
 
 
 def solver(
@@ -325,9 +319,6 @@ def _follow(world: World, entity: str, relations: Sequence[str]) -> list[Fact]:
         steps.append(Fact(entity, relation, value))
         entity = value
     return steps
-
-
-# ---- proposers ---------------------------------------------------------------------------------------------
 
 
 def proposer(

@@ -35,9 +35,6 @@ def _question_form(question: str) -> str:
     return f'<|im_start|>user\nQuestion: {question}<|im_end|>\n<|im_start|>assistant\n'
 
 
-# ---- exercises ---------------------------------------------------------------------------------------------
-
-
 def copy(texts: Texts, rng: Generator, setting: EnglishSetting) -> Demo:
     """Writes words, then the same words again.
 
@@ -117,9 +114,6 @@ def _add_question(demo: Demo, case: Cloze) -> None:
     """Adds a question as prompt text, and its answer as the policy's text."""
     demo.add_prompt_text(_question_form(case.question))
     add_answer(demo, case)
-
-
-# ---- solvers -----------------------------------------------------------------------------------------------
 
 
 def solver(texts: Texts, rng: Generator, setting: EnglishSetting) -> Demo:
@@ -214,9 +208,6 @@ def task_solver(texts: Texts, rng: Generator, setting: EnglishSetting) -> Demo:
     demo.add_documents(disguise.documents(documents))
     demo.add_final_turn(disguised_title, answer=disguise(answer))
     return demo
-
-
-# ---- proposers ---------------------------------------------------------------------------------------------
 
 
 def proposer(texts: Texts, rng: Generator, setting: EnglishSetting) -> Demo:

@@ -32,9 +32,6 @@ _DESCRIBED_HOPS = (0.5, 0.5)
 REDUNDANT_SEARCHES = 0.3
 
 
-# ---- parts -------------------------------------------------------------------------------------------------
-
-
 def restate(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
     """Question → the phrase that it asks for; `errors` has no effect here and in the other parts."""
     _, chain = demos.draw_chain(library, rng, _PART_HOPS)
@@ -122,8 +119,6 @@ def trace(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
     demo.add_final_turn(demos.statements(chain))
     return demo
 
-
-# ---- roles -------------------------------------------------------------------------------------------------
 
 _solver = functools.partial(demos.solver, hops=ROLE_HOPS, redundant=REDUNDANT_SEARCHES)
 _solver_with_path = functools.partial(

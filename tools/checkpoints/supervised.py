@@ -11,18 +11,17 @@ import hashlib
 import json
 import pathlib
 import shutil
-import zlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Bool
+from jaxtyping import Array
 
 from tools.checkpoints import batches
-from tools.checkpoints.demo import OBSERVATION_TOKENS, Demo, Role, render
+from tools.checkpoints.demo import Role
 from tools.checkpoints.stages import Stage
 from zeroplay_jax.policy import hf, transformer
 from zeroplay_jax.retrieval import progress
@@ -30,7 +29,6 @@ from zeroplay_jax.rollout.tokens import Codec
 
 LOG_EVERY = 100  # steps
 WARMUP_STEPS = 40
-DIAGNOSED_ROWS = 16  # at once
 
 
 def loss(
@@ -192,7 +190,6 @@ def train_checkpoints(
     roles: Mapping[str, Role],
     materials: Sequence[Any],
     seed: int,
-    diagnose: Callable[[Stage, transformer.ModelConfig, transformer.Params, Codec], Any],
     out: pathlib.Path,
     dtype: Any = jnp.float32,
     start: pathlib.Path | None = None,
@@ -207,7 +204,6 @@ def train_checkpoints(
       roles: roles of the stages' mixtures, by name.
       materials: data from which roles write episodes, such as `Library`; one is drawn per episode.
       seed: seed of weights and episodes.
-      diagnose: called with (stage, config, params, codec) after each saved stage; its JSON value is logged.
       out: folder of the checkpoint folders; existing ones are replaced.
       dtype: data type of the weights in the folders.
       start: folder of the weights that training starts from; None: random weights.
@@ -227,9 +223,6 @@ def train_checkpoints(
         params = train(stage, config, params, codec, roles, materials, seed, log)
         if not stage.saved:
             continue
-        figures = diagnose(stage, config, params, codec)
-        log.append({'stage': stage.name, 'teacher_forced': figures})
-        print(f'{stage.name}: {json.dumps(figures, indent=2)}', flush=True)
         folder = out / (stage.folder or stage.name)
         written_params = optax.tree.cast(params, dtype)
         save(folder, config, written_params, template, log)
@@ -244,107 +237,6 @@ def _mean_metrics(step_metrics: Sequence[dict[str, Array]]) -> dict[str, float]:
         mean = np.mean(values)
         means[name] = float(mean)
     return means
-
-
-# ---- diagnosis ---------------------------------------------------------------------------------------------
-
-
-class Predicted(NamedTuple):
-    """Teacher-forced predictions of episodes; index t belongs to the token at position t + 1.
-
-    Attributes:
-      is_policy: bool [episodes, tokens − 1], whether the policy wrote the token.
-      is_correct: bool [episodes, tokens − 1], whether it wrote the token and the model finds this token most probable.
-    """
-
-    is_policy: Bool[np.ndarray, 'episodes tokens']
-    is_correct: Bool[np.ndarray, 'episodes tokens']
-
-    @property
-    def whole_episodes(self) -> Bool[np.ndarray, ' episodes']:
-        """Whether all policy tokens of an episode are predicted."""
-        correct_tokens = self.is_correct.sum(1)
-        policy_tokens = self.is_policy.sum(1)
-        return correct_tokens == policy_tokens
-
-    def figures(self) -> dict[str, float]:
-        """Returns the shares of predicted policy tokens and of episodes with all of them predicted.
-
-        Keys: 'tokens' and 'episodes', the shares; 'count', the number of episodes.
-        """
-        # Episodes that were too long have no tokens here; they would count as predicted.
-        fits = self.is_policy.any(1)
-        token_share = self.is_correct.sum() / self.is_policy.sum()
-        episode_share = self.whole_episodes[fits].mean()
-        return {
-            'tokens': float(token_share),
-            'episodes': float(episode_share),
-            'count': int(fits.sum()),
-        }
-
-
-def fixed_demos(
-    name: str, role: Role, material: Any, errors: Any, seed: int, count: int
-) -> list[Demo]:
-    """Returns `count` demonstrations of a role, always the same ones for a seed, to diagnose checkpoints with.
-
-    Args:
-      name: name of the role, from which its random numbers derive.
-      role: writes the demonstrations.
-      material: what they are written from, see `Role`; not part of the training.
-      errors: deliberate errors, see `Role`.
-    """
-    # One random stream per role, so that a new role does not change the episodes of another one.
-    name_number = zlib.crc32(name.encode())
-    rng = np.random.default_rng([seed, name_number])
-    return [role.write(material, rng, errors) for _ in range(count)]
-
-
-def teacher_forced(
-    config: transformer.ModelConfig,
-    params: transformer.Params,
-    codec: Codec,
-    demonstrations: Sequence[Demo],
-    tokens: int,
-    observation_tokens: int = OBSERVATION_TOKENS,
-) -> Predicted:
-    """Predicts every token of demonstrations from the correct tokens before it.
-
-    Args:
-      demonstrations: the episodes.
-      tokens: tokens of a row; the row of a longer episode stays empty.
-      observation_tokens: longest search result.
-    """
-    count = len(demonstrations)
-    # One episode per row, so that a row of the result is an episode.
-    batch = batches.empty_batch(count, tokens)
-    for row, demo in enumerate(demonstrations):
-        episode = render(codec, demo, observation_tokens)
-        if len(episode.tokens) <= tokens:
-            batches.write_episode(batch, row, start=0, segment=1, episode=episode)
-    is_policy = batch['policy'][:, 1:] > 0
-    is_correct = np.zeros_like(is_policy)
-    # In parts, because logits and attention of long episodes would take gigabytes.
-    for start in range(0, count, DIAGNOSED_ROWS):
-        rows = slice(start, start + DIAGNOSED_ROWS)
-        part = {name: values[rows] for name, values in batch.items()}
-        is_correct[rows] = _predicted_correctly(config, params, part)
-    # Tokens outside the policy's text, padding included, are left out of the statistics.
-    return Predicted(is_policy, is_correct & is_policy)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _predicted_correctly(
-    config: transformer.ModelConfig, params: transformer.Params, batch: dict[str, Array]
-) -> Array:
-    """Returns whether the most probable next token is the actual one, bool [episodes, tokens − 1]."""
-    logits = _next_token_logits(config, params, batch)
-    predictions = jnp.argmax(logits, -1)
-    targets = batch['tokens'][:, 1:]
-    return predictions.reshape(targets.shape) == targets
-
-
-# ---- parameters and folders --------------------------------------------------------------------------------
 
 
 def zero_output_projections(params: transformer.Params) -> transformer.Params:

@@ -67,7 +67,7 @@ class Shapes(NamedTuple):
 
     Attributes:
       page: tokens of a page.
-      budget, buckets: tokens of a step that prefills, and of smaller steps, for a data shard (benchmarks.tpu_pages).
+      budget, buckets: tokens of a step that prefills, and of smaller steps, for a data shard (results/tpu_pages.tsv).
       rows: rows of a micro-batch for a data shard, in the order in which they are tried.
     """
 
@@ -483,7 +483,7 @@ def table(planned: Memory) -> list[str]:
         pair = [parts.get(part, 0) / GIB for parts in (rollouts, updates)]
         if any(pair):
             lines.append(f'{part:20} {pair[0]:8.2f} {pair[1]:8.2f}')
-    limit = 'beside libraries and index; within 16 % of a run (benchmarks.true_shapes)'
+    limit = 'beside libraries and index; within 16 % of a run (benchmarks.machines.true_shapes)'
     if target.kind in CHIPS:
         memory = CHIPS[target.kind].memory / GIB
         limit = f'of {memory:.2f}; {ERROR:.0%} stay free, because these sums are estimates'
