@@ -21,7 +21,7 @@ from benchmarks import aot_cases, aot_machines, command
 from benchmarks.aot_cases import CONFIGS, UNROLLED, Row
 from benchmarks.aot_machines import GPUS
 from benchmarks.tpu_shapes import ADAPTER_TOPOLOGIES, MODELS, TOPOLOGIES, WHOLE_MODELS
-from zeroplay_jax.configuration.machines import GIB
+from zeroplay_jax.extras.plan.machines import GIB
 from zeroplay_jax.runtime.disk import write_text
 
 # Type of the slice of a config for full fine-tuning, at the head of its file.

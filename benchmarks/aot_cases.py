@@ -24,7 +24,7 @@ from benchmarks import command, tpu_programs, tpu_shapes
 from benchmarks.aot_machines import Machine
 from benchmarks.tpu_programs import OutOfMemory, bytes_per_chip
 from zeroplay_jax.configuration.fields import frozen
-from zeroplay_jax.configuration.machines import GIB
+from zeroplay_jax.extras.plan.machines import GIB
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.learner.weights_view import FrozenBase
 from zeroplay_jax.policy import adapters, sharding, transformer

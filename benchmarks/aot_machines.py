@@ -20,7 +20,7 @@ from jax.experimental import topologies
 
 from benchmarks import tpu_programs, tpu_shapes
 from benchmarks.tpu_programs import Compiled
-from zeroplay_jax.configuration.machines import CHIPS
+from zeroplay_jax.extras.plan.machines import CHIPS
 from zeroplay_jax.types import UserError
 
 

@@ -3,7 +3,7 @@
     python -m benchmarks.slices          # four minutes; writes results/slices.tsv
 
 The rules of the scheduler are played call by call; slices_costs says what a call costs, benchmarks/README.md what is
-simulated and what is assumed. `zeroplay_jax.plan` plays the workload of a config with the settings that it has chosen.
+simulated and what is assumed. `extras.plan` plays the workload of a config with the settings that it has chosen.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from benchmarks.slices_costs import MachineCosts, Settings
 from benchmarks.slices_play import bound, play
 from benchmarks.slices_workload import Part, Workload
 from benchmarks.tpu_shapes import CHIPS_OF_HOST
-from zeroplay_jax.configuration.memory import Memory
+from zeroplay_jax.extras.plan.memory import Memory
 from zeroplay_jax.runtime.disk import write_text
 
 RESULTS = command.RESULTS / 'slices.tsv'

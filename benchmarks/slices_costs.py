@@ -16,10 +16,10 @@ import numpy as np
 from benchmarks import tpu_pages, tpu_programs
 from benchmarks.tpu_pages import Kernel
 from benchmarks.tpu_shapes import CHIPS_OF_HOST
-from zeroplay_jax.configuration.machines import CHIPS
-from zeroplay_jax.configuration.memory import Memory
+from zeroplay_jax.extras.plan.machines import CHIPS
+from zeroplay_jax.extras.plan.memory import Memory
+from zeroplay_jax.extras.plan.sizes import KNOWN, Sizes, known_name, sizes_of
 from zeroplay_jax.policy import shape, transformer
-from zeroplay_jax.policy.sizes import KNOWN, Sizes, known_name, sizes_of
 from zeroplay_jax.policy.transformer import ModelConfig
 from zeroplay_jax.settings.rollouts import SamplerConfig
 

@@ -34,8 +34,8 @@ from jax.experimental import topologies
 from benchmarks import command, tpu_programs
 from benchmarks.tpu_estimates import Cycles, Program
 from benchmarks.tpu_shapes import CHIPS_OF_HOST, GENERATIONS
-from zeroplay_jax.configuration.machines import CHIPS, GIB
-from zeroplay_jax.configuration.planning import SHAPES
+from zeroplay_jax.extras.plan.machines import CHIPS, GIB
+from zeroplay_jax.extras.plan.planning import SHAPES
 from zeroplay_jax.policy import ragged_tpu, sharding
 from zeroplay_jax.policy.transformer import ModelConfig
 from zeroplay_jax.rollout import sampler, token_steps

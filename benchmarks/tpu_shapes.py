@@ -1,7 +1,7 @@
 """Models and TPU slices whose programs are compiled ahead of time.
 
 Models are given by their published config.json. The figures of a chip are the vendor's published peaks
-(cloud.google.com/tpu/docs, pages of v5e, v5p and v6e); those that a plan needs too are in configuration/machines.py.
+(cloud.google.com/tpu/docs, pages of v5e, v5p and v6e); those that a plan needs too are in extras/plan/machines.py.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import pathlib
 import tempfile
 from typing import Any, NamedTuple
 
+from zeroplay_jax.extras.plan.sizes import KNOWN
 from zeroplay_jax.policy import shape
-from zeroplay_jax.policy.sizes import KNOWN
 from zeroplay_jax.policy.transformer import ModelConfig
 
 # Rotary position scaling of Llama 3.1, and YaRN (Peng et al. 2023) as in OLMo 3.

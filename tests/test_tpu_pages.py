@@ -7,9 +7,9 @@ import slice_compiler
 from benchmarks import aot_cases, slices, slices_costs, tpu_pages, tpu_programs
 from benchmarks.slices_costs import Settings
 from benchmarks.slices_engines import Device, Engine, Episode, Group, Tools
-from zeroplay_jax.configuration.machines import CHIPS
-from zeroplay_jax.configuration.planning import SHAPES
 
+CHIPS = pytest.importorskip('zeroplay_jax.extras.plan.machines').CHIPS
+SHAPES = pytest.importorskip('zeroplay_jax.extras.plan.planning').SHAPES
 NAME = tpu_pages.MODEL
 MODEL = slices_costs.published_model(NAME)
 

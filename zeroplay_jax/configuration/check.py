@@ -12,15 +12,15 @@ import pathlib
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict
 
-from zeroplay_jax.configuration import command_line, fields, planning, rules
-from zeroplay_jax.configuration.machines import CHIPS, GIB, Machine, check_offered, machine
-from zeroplay_jax.configuration.memory import ERROR
+from zeroplay_jax.configuration import command_line, fields, rules
 from zeroplay_jax.configuration.places import (
     check_documents,
+    check_heads,
     check_programs,
     check_tokenizer,
     check_weights,
@@ -29,12 +29,14 @@ from zeroplay_jax.configuration.places import (
     keep_prompts,
     read_policy,
 )
+from zeroplay_jax.extras import load_extra
 from zeroplay_jax.objectives.registry import did_you_mean
 from zeroplay_jax.retrieval import downloads, objects
 from zeroplay_jax.runtime.record import FILE_NAME
 from zeroplay_jax.runtime.workdir import check_is_folder
 from zeroplay_jax.selfplay.recipe import recipe_class
-from zeroplay_jax.settings.kinds import PACKAGE, PROMPT_SETS, ConfigError, Mistakes, warn
+from zeroplay_jax.settings.kinds import PACKAGE, PROMPT_SETS, ConfigError, Mistakes
+from zeroplay_jax.types import UserError
 
 _NAME = 'zeroplay_jax'
 # Other fields than those of `fields.input_paths` that name files or folders.
@@ -200,15 +202,13 @@ def _check_flag(argument: str) -> None:
         )
 
 
-def _machine(given: Mapping[str, str], mistakes: Mistakes) -> Machine | None:
+def _machine(given: Mapping[str, str], mistakes: Mistakes) -> Any:
     """Returns the machine of --on; None without one, or if there is none of this name, which is noted."""
     if 'on' not in given:
         return None
     try:
-        target = machine(given['on'])
-        check_offered(target, '--on')
-        return target
-    except ConfigError as error:
+        return load_extra('plan', 'machines').machine(given['on'], '--on')
+    except UserError as error:
         mistakes.note(str(error))
         return None
 
@@ -229,7 +229,7 @@ def _check_folders(given: Mapping[str, str], mistakes: Mistakes) -> None:
 
 
 def _check_config(
-    config: ConfigDict, given: Mapping[str, str], target: Machine | None, mistakes: Mistakes
+    config: ConfigDict, given: Mapping[str, str], target: Any, mistakes: Mistakes
 ) -> str:
     """Notes the mistakes of a config, also on the machine of --on; returns what is to be said of its memory, or ''."""
     has_files = 'nofiles' not in given
@@ -240,7 +240,6 @@ def _check_config(
     if is_here:
         mistakes.of(keep_prompts, config, workdir)
     _check_values(config, mistakes)
-    kept = planning.keep(config, workdir if is_here else '', command_line.changed_fields())
     # What comes with the package is that of this installation.
     for name, path in _paths(config).items():
         config.update_from_flattened_dict({name: downloads.packaged(path)})
@@ -248,9 +247,8 @@ def _check_config(
     on_machine = config.copy_and_resolve_references()
     if not has_files and config.prompts not in PROMPT_SETS:
         on_machine.prompts = 'full'
-    lines = []
     if target is not None:
-        mistakes.of(lambda: lines.extend(_fit(on_machine, target, kept)))
+        mistakes.of(load_extra('plan', 'planning').fit_to, on_machine, target)
     recipe = recipe_class(config.recipe)
     for rule in rules.RULES:
         # It downloads what lies in a bucket.
@@ -264,8 +262,8 @@ def _check_config(
     mistakes.of(lambda: recipe.check(fields.frozen(on_machine)))
     if has_files:
         mistakes.of(rules.check_evaluation, on_machine)
-    mistakes.of(command_line.check_heads, on_machine)
     if has_files and has_architecture(on_machine):
+        mistakes.of(check_heads, on_machine)
         mistakes.of(read_policy, on_machine)
         mistakes.of(check_weights, on_machine)
         mistakes.of(check_tokenizer, on_machine)
@@ -273,45 +271,10 @@ def _check_config(
         mistakes.of(fields.check, workdir, config)
     if mistakes.lines or target is None:
         return ''
-    memory = _memory(on_machine, target, mistakes)
-    print('\n'.join([*lines, '']), end='')
-    return memory
-
-
-def _fit(config: ConfigDict, target: Machine, kept: planning.Kept) -> list[str]:
-    """Gives a config the shapes of a plan and the mesh on a machine, in place; returns the lines about the plan."""
-    lines = []
-    if config.plan == 'auto':
-        if kept.machine or target.kind and planning.knows_policy(config):
-            lines = planning.apply(config, target, kept)
-        elif 'mesh.replica' not in kept.given:
-            # It is planned where the run starts.
-            planning.check_split(config, target, kept.given)
-            return []
-    planning.resolve_mesh(config, target)
-    if config.plan == 'auto':
-        shards = config.mesh.replica * config.mesh.fsdp
-        rules.check_shards(config, shards, shards // target.hosts)
-    return lines
-
-
-def _memory(config: ConfigDict, target: Machine, mistakes: Mistakes) -> str:
-    """Notes a mesh, slots and rows that a machine has no memory for; returns how much they take, '' if not known."""
-    if target.kind not in CHIPS:
-        return ''
-    if not planning.knows_policy(config):
-        warn(
-            f'--on={target.name}: neither shapes nor memory were checked, because the sizes of '
-            f'{planning.policy_of(config)} are not known; put its config.json into a folder and check with '
-            '--policy=FOLDER --nofiles'
-        )
-        return ''
-    memory = planning.estimate(config, target)
-    limit = CHIPS[target.kind].memory
-    text = f'memory: about {memory.peak / GIB:.1f} GiB of {limit / GIB:.1f} a device'
-    if memory.peak > (1 + ERROR) * limit:
-        mistakes.note(f'--on={target.name}: {text}; --config.plan=auto chooses what fits')
-    return f'{text}; not checked: '
+    memory: list[str] = []
+    memory_line = load_extra('plan', 'planning').memory_line
+    mistakes.of(lambda: memory.append(memory_line(on_machine, target)))
+    return f'{memory[0]}; not checked: ' if any(memory) else ''
 
 
 def _check_values(config: ConfigDict, mistakes: Mistakes) -> None:

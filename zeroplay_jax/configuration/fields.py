@@ -636,7 +636,6 @@ def _of_variant(name: str, get_config: Callable[..., ConfigDict], variant: str) 
 
 # Fields that may change on resume: the result does not depend on them.
 CHANGEABLE_FIELDS = (
-    'plan',
     'progress',
     'stop_after_empty_steps',
     'stop_at_alarms',

@@ -538,10 +538,9 @@ def _check_division(config: ConfigDict, recipe: type[Recipe]) -> None:
     if config.distributed.mode == 'off' and 0 < mesh_size < config.cpu_devices:
         problem = f'the mesh has {mesh_size} of these devices'
         fail('cpu_devices', config.cpu_devices, problem, 'set mesh.replica=-1')
-    # With a plan they are chosen when there are devices.
-    row_shards = mesh.replica * mesh.fsdp if config.plan == 'off' else -1
+    row_shards = mesh.replica * mesh.fsdp
     # Each of several processes samples on its own replicas, whose number is known when they have met.
-    is_alone = config.plan == 'auto' or config.distributed.mode == 'off'
+    is_alone = config.distributed.mode == 'off'
     check_shards(config, row_shards, row_shards if is_alone else mesh.fsdp)
     # Block size of the TPU kernel.
     if config.policy.attention == 'splash':
