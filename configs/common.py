@@ -26,15 +26,14 @@ def check_variant(system: str, variant: str) -> None:
 
 
 def use_wikipedia(config: ConfigDict, model: str, index: str) -> None:
-    """Sets what the papers' runs have in common: a plan, bfloat16, an index of Wikipedia, questions of NQ."""
-    config.plan = 'auto'
+    """Sets what the papers' runs have in common: bfloat16, an index of Wikipedia, questions of NQ."""
     config.policy.update(
         path=f'checkpoints/{model}', dtype='bfloat16', remat=True, logits='trained'
     )
     # Made by python -m zeroplay_jax.retrieval.build.
     config.retrieval.update(kind='folder', path=f'indexes/{index}')
     config.eval.update(file='data/nq_test.jsonl', questions=500)
-    # Of a run, whose mesh is planned, the devices on which the policy is evaluated.
+    # All devices, where no flag of a plan (extras/plan) says otherwise.
     config.mesh.fsdp = -1
     config.prompts = 'full'
     config.tools.top_k = 3

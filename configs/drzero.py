@@ -2,10 +2,11 @@
 
     launch/tpu_vm.sh --name drzero --zone us-west4-a --type v5litepod-16 --setup "$MOUNT" -- \\
         --config=configs/drzero.py --workdir=/mnt/share/runs/drzero --config.checkpoint.every=10 \\
-        --policy=/mnt/share/Qwen2.5-3B-Instruct --index=/mnt/share/wiki18_e5
+        --policy=/mnt/share/Qwen2.5-3B-Instruct --index=/mnt/share/wiki18_e5 \\
+        $(.venv/bin/python -m zeroplay_jax.extras.plan --config=configs/drzero.py --machine=v5litepod-16)
     python -m zeroplay_jax.main --config=configs/drzero.py:mini --workdir=runs/drzero_mini
 
-The plan (zeroplay_jax.plan): 13.8 GiB of a chip's 15.75 in rollouts, 5.3 in updates, the learners' state in host
+The plan (extras.plan): 13.8 GiB of a chip's 15.75 in rollouts, 5.3 in updates, the learners' state in host
 memory; 3 h for 150 steps of each kind, simulated without its transfers, for rollouts of 512 prompt, 384 written and
 1,024 read tokens. This config has not been run.
 The paper: exact match 0.326 on average over seven sets (table 1), NQ 0.397. launch/README.md: MOUNT.

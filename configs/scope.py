@@ -2,10 +2,11 @@
 
     launch/tpu_vm.sh --name scope --zone us-east5-a --type v5p-32 --setup "$MOUNT" -- --config=configs/scope.py \\
         --workdir=/mnt/share/runs/scope --config.checkpoint.every=10 --policy=/mnt/share/Qwen2.5-7B-Instruct \\
-        --index=/mnt/share/wiki18_e5
+        --index=/mnt/share/wiki18_e5 \\
+        $(.venv/bin/python -m zeroplay_jax.extras.plan --config=configs/scope.py --machine=v5p-32)
     python -m zeroplay_jax.main --config=configs/scope.py:mini --workdir=runs/scope_mini
 
-The plan (zeroplay_jax.plan): 67.0 GiB of a chip's 95 in rollouts, 85.4 in updates, with three players (the judge is
+The plan (extras.plan): 67.0 GiB of a chip's 95 in rollouts, 85.4 in updates, with three players (the judge is
 one). Its time is not simulated. This config has not been run.
 launch/README.md: MOUNT.
 The paper: 34.8 on average over eight open-ended sets, 24.4 before (table 2); 59.7 over seven QA sets (table 3).

@@ -135,11 +135,11 @@ def test_every_item_is_told_with_where_it_comes_from(uninterrupted):
 
 
 def test_a_longer_schedule_killed_and_resumed_equals_an_uninterrupted_run(uninterrupted, tmp_path):
-    """A finished run of one iteration is continued to two (`--from`), and killed meanwhile. On CPUs a plan is none."""
+    """A finished run of one iteration is continued to two (`--from`), and killed meanwhile."""
     shorter = tmp_path / 'shorter'
     finish(start(shorter, '--config.schedule.iterations=1'))
     killed = tmp_path / 'killed'
-    extra = (f'--from={shorter}', '--config.plan=auto')
+    extra = (f'--from={shorter}',)
     _kill_and_compare(uninterrupted[0], killed, 1, random.Random(0), *extra)
     # The evaluation at the end of the shorter schedule is no step of the longer one.
     steps = len(lines(shorter)) - 1

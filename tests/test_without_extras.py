@@ -10,7 +10,7 @@ import importlib, pathlib
 for path in sorted(pathlib.Path('zeroplay_jax').rglob('*.py')):
     name = '.'.join(path.with_suffix('').parts).removesuffix('.__init__')
     # They define flags of the same names as `evaluate`.
-    if not name.endswith(('__main__', '.main', '.plan')):
+    if not name.endswith(('__main__', '.main')):
         importlib.import_module(name)
 """
 

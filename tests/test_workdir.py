@@ -9,7 +9,7 @@ from refused_calls import check_table
 from run_records import begin, change_record, stored_config
 
 from zeroplay_jax.configs import english, quickstart
-from zeroplay_jax.configuration import command_line, fields, places, planning
+from zeroplay_jax.configuration import command_line, fields, places
 from zeroplay_jax.configuration.fields import read_stored_config
 from zeroplay_jax.retrieval import downloads
 from zeroplay_jax.runtime import workdir as run_workdir
@@ -176,7 +176,7 @@ def check_mesh(rows=16, **sizes):
     config = quickstart.get_config()
     config.micro.rows = rows
     config.mesh.update({'replica': 1, 'fsdp': 1, 'model': 1} | sizes)
-    command_line.check_devices(config, planning.Kept())
+    command_line.check_devices(config)
 
 
 WRONG_COLUMNS = 'retrieval.kind=http retrieval.path=index eval.file=questions.jsonl'

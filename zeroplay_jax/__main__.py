@@ -19,7 +19,6 @@ from zeroplay_jax.runtime import signals
 # In the order in which they are needed.
 COMMANDS = (
     'quickstart',
-    'plan',
     'main',
     'report',
     'ask',

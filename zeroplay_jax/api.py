@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
-from zeroplay_jax.configuration import command_line, fields, planning, rules
+from zeroplay_jax.configuration import command_line, fields, rules
 from zeroplay_jax.configuration.places import download, keep_prompts
 from zeroplay_jax.data.answer_fields import accepted_answers
 from zeroplay_jax.evaluation.render import (
@@ -391,11 +391,10 @@ def train(settings: ConfigDict, workdir: str | pathlib.Path) -> Json:
     keep_prompts(settings, workdir)
     rules.check(settings)
     download(settings)
-    kept = planning.keep(settings, workdir)
     fields.check(workdir, settings)
     # The processes of a run on several hosts have to be connected before JAX looks for devices.
     command_line.connect(settings)
-    command_line.check_devices(settings, kept)
+    command_line.check_devices(settings)
     # Imports TensorBoard's writer and the report, which only a run needs.
     from zeroplay_jax.training import loop
 

@@ -18,12 +18,12 @@ machine, --nofiles that the files are there.
 import sys
 
 from absl import flags
-from ml_collections import ConfigDict
 
-from zeroplay_jax.configuration import check, command_line, fields, machines, planning
+from zeroplay_jax.configuration import check, command_line, fields
 from zeroplay_jax.configuration.places import download, keep_prompts
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.runtime import signals
+from zeroplay_jax.types import UserError, first_line
 
 _CONFIG = flags.DEFINE_string('config', None, 'The run: a Python file.')
 _WORKDIR = flags.DEFINE_string(
@@ -57,36 +57,23 @@ def main(argv: list[str]) -> None:
         print(note, file=sys.stderr)
     # The record of a run names the files that were downloaded.
     download(config)
-    kept = planning.keep(config, workdir, command_line.changed_fields(words))
     fields.check(workdir, config)
     command_line.connect(config)
-    command_line.check_devices(config, kept)
+    command_line.check_devices(config)
     with progress.clock('loading libraries', config.progress):
         # This import loads JAX and Flax, so it follows all checks.
         from zeroplay_jax.training import loop
 
+    # It has loaded JAX. Servers of others use the same word as XLA, whose errors have one type.
+    from jax.errors import JaxRuntimeError
+
     try:
         loop.run(config, workdir, _FROM.value)
-    except Exception as error:
-        from jax.errors import JaxRuntimeError
-
-        # Servers of others use the same word. XLA's errors have one type.
-        is_of_device = isinstance(error, JaxRuntimeError)
-        if config.plan == 'auto' and is_of_device and 'RESOURCE_EXHAUSTED' in str(error):
-            _end_with_smaller_plan(config, kept, workdir)
-        raise
-
-
-def _end_with_smaller_plan(config: ConfigDict, kept: planning.Kept, workdir: str) -> None:
-    """Exits as a run that was preempted if there is a smaller plan for it; returns otherwise."""
-    from zeroplay_jax.runtime import devices
-
-    line = planning.shrink(config, machines.here(), kept, workdir)
-    if line:
-        print(f'zeroplay_jax: {line}; the same command resumes the run', file=sys.stderr)
-        # Other hosts may have enough memory, and would wait for this one.
-        devices.leave(signals.PREEMPTED_STATUS)
-        sys.exit(signals.PREEMPTED_STATUS)
+    except JaxRuntimeError as error:
+        if 'RESOURCE_EXHAUSTED' not in str(error):
+            raise
+        fix = 'python -m zeroplay_jax.extras.plan --machine=… prints flags with which a run fits'
+        raise UserError(f'{first_line(error)}; {fix}') from error
 
 
 if __name__ == '__main__':

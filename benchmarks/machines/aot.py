@@ -29,7 +29,7 @@ from benchmarks import command
 from benchmarks.machines import models, programs
 from benchmarks.machines.programs import Machine, OutOfMemory, bytes_per_chip
 from zeroplay_jax.configuration.fields import frozen
-from zeroplay_jax.configuration.machines import GIB
+from zeroplay_jax.extras.plan.machines import GIB
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.learner.weights_view import FrozenBase
 from zeroplay_jax.policy import adapters, sharding, transformer

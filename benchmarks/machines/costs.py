@@ -17,10 +17,10 @@ import numpy as np
 from benchmarks import command
 from benchmarks.machines.models import CHIPS_OF_HOST
 from benchmarks.machines.programs import sized
-from zeroplay_jax.configuration.machines import CHIPS
-from zeroplay_jax.configuration.memory import Memory
+from zeroplay_jax.extras.plan.machines import CHIPS
+from zeroplay_jax.extras.plan.memory import Memory
+from zeroplay_jax.extras.plan.sizes import KNOWN, Sizes, known_name, sizes_of
 from zeroplay_jax.policy import ragged_tpu, shape, transformer
-from zeroplay_jax.policy.sizes import KNOWN, Sizes, known_name, sizes_of
 from zeroplay_jax.policy.transformer import ModelConfig
 from zeroplay_jax.settings.rollouts import SamplerConfig
 

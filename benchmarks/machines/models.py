@@ -1,6 +1,6 @@
 """Models and TPU slices whose programs are compiled ahead of time.
 
-Models are given by their published config.json. The figures of a chip are in configuration/machines.py.
+Models are given by their published config.json. The figures of a chip are in extras/plan/machines.py.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import pathlib
 import tempfile
 from typing import Any
 
+from zeroplay_jax.extras.plan.sizes import KNOWN
 from zeroplay_jax.policy import shape
-from zeroplay_jax.policy.sizes import KNOWN
 from zeroplay_jax.policy.transformer import ModelConfig
 
 # Rotary position scaling of Llama 3.1, and YaRN (Peng et al. 2023) as in OLMo 3.

@@ -1,7 +1,7 @@
 """Seconds and price of a run with the settings of a plan: its rollouts are played without a device.
 
 The rules of the scheduler are played call by call; `costs` says what a call costs, benchmarks/README.md what is
-simulated and what is assumed. `zeroplay_jax.plan` prints it.
+simulated and what is assumed. `zeroplay_jax.extras.plan` prints it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from benchmarks.machines import workload as workloads
 from benchmarks.machines.costs import CallCosts, MachineCosts, Settings
 from benchmarks.machines.engines import Device, Engine, Group, Tools
 from benchmarks.machines.workload import Part, Workload
-from zeroplay_jax.configuration.memory import Memory
+from zeroplay_jax.extras.plan.memory import Memory
 
 # Seed of lengths and latencies.
 SEED = 1

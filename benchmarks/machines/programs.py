@@ -20,7 +20,7 @@ from jax.experimental import topologies
 from jax.sharding import Mesh
 
 from benchmarks.machines import models
-from zeroplay_jax.configuration.machines import CHIPS
+from zeroplay_jax.extras.plan.machines import CHIPS
 from zeroplay_jax.policy import delta, sharding, transformer
 from zeroplay_jax.policy.transformer import ModelConfig
 from zeroplay_jax.rollout import sampler

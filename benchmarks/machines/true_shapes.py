@@ -35,7 +35,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from benchmarks import command
-from zeroplay_jax.configuration.machines import GIB
+from zeroplay_jax.extras.plan.machines import GIB
 from zeroplay_jax.runtime.disk import write_text
 from zeroplay_jax.types import UserError
 
@@ -198,8 +198,8 @@ def stages_of_run(samples: Sequence[Sample], records: Sequence[dict[str, Any]]) 
 
 
 def planned(flags: Sequence[str]) -> tuple[list[str], dict[str, float]]:
-    """Returns what `zeroplay_jax.plan` says: flags, and GiB of a device in 'rollouts' and 'updates'."""
-    words = [sys.executable, '-m', 'zeroplay_jax.plan', *flags, '--machine=cpu:1']
+    """Returns what `zeroplay_jax.extras.plan` says: flags, and GiB of a device in 'rollouts' and 'updates'."""
+    words = [sys.executable, '-m', 'zeroplay_jax.extras.plan', *flags, '--machine=cpu:1']
     result = subprocess.run(words, capture_output=True, text=True)
     if result.returncode:
         raise UserError(result.stderr.strip())

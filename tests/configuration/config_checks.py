@@ -7,7 +7,6 @@ import pytest
 from ml_collections import ConfigDict
 from python_process import run_python
 
-from zeroplay_jax.configuration import check as check_command
 from zeroplay_jax.configuration import fields, rules
 from zeroplay_jax.types import UserError
 
@@ -77,8 +76,3 @@ def check(page, changes='', **options):
             config.update_from_flattened_dict({name: value_of(text)})
     rules.check(config, **options)
     return 'sound'
-
-
-def devices_of(name):
-    machine = check_command.machine(name)
-    return f'{machine.devices} devices of {machine.hosts} hosts'

@@ -9,9 +9,7 @@ from python_process import config_flags, run_python
 from run_records import write_record
 
 from zeroplay_jax.configuration.fields import config as packaged_config
-from zeroplay_jax.configuration.machines import machine
-from zeroplay_jax.configuration.planning import resolve_mesh
-from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, ConfigError
+from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT
 
 
 def checked(folder, *arguments, flag='--check'):
@@ -226,30 +224,3 @@ def test_documents_that_are_missing_are_one_mistake_and_elsewhere_none(tmp_path)
     elsewhere = checked(tmp_path, *words, '--nofiles')
     assert elsewhere.returncode == 0, elsewhere.stderr
     assert 'on every machine: inputs.documents=none.jsonl, ' in elsewhere.stdout
-
-
-def test_a_model_of_unknown_sizes_is_said(tmp_path, policy):
-    words = (MINI, '--workdir=run', '--nofiles', '--on=v5litepod-4', '--config.mesh.replica=4')
-    words += ('--config.micro.rows=4',)
-    unknown = checked(tmp_path, *words, '--policy=hf://owner/another')
-    assert unknown.returncode == 0
-    assert unknown.stderr.startswith('warning: --on=v5litepod-4: neither shapes nor memory were')
-    # As the line says: a folder with its config.json alone.
-    (policy / 'model.safetensors').unlink()
-    known = checked(tmp_path, *words, f'--policy={policy}')
-    assert known.returncode == 0 and not known.stderr and 'memory: about' in known.stdout
-
-
-def test_free_axes_of_a_mesh_are_resolved_and_replicas_do_not_span_hosts():
-    config = packaged_config('drzero')
-    config.mesh.update(replica=4, fsdp=-1, model=2)
-    resolve_mesh(config, machine('v5litepod-16'))
-    assert config.mesh.to_dict() == {'replica': 4, 'fsdp': 2, 'model': 2}
-    # What a message proposes keeps the axes that are possible.
-    for fsdp, proposed in ((2, 'replica=8, fsdp=2, model=1'), (3, 'replica=16, fsdp=1, model=1')):
-        config.mesh.update(replica=1, fsdp=fsdp, model=1)
-        with pytest.raises(ConfigError, match=f'give all three.*such as {proposed}$'):
-            resolve_mesh(config, machine('v5litepod-16'))
-    config.mesh.update(replica=2, fsdp=4, model=2)
-    with pytest.raises(ConfigError, match='multiple of 4'):
-        resolve_mesh(config, machine('v5litepod-16'))

@@ -13,7 +13,7 @@ import transformers
 from safetensors.numpy import load_file
 from small_policies import change_tensors, equal, torch_logits
 
-from zeroplay_jax.policy import adapters, delta, hf, sizes, stored_tensors, transformer
+from zeroplay_jax.policy import adapters, delta, hf, stored_tensors, transformer
 from zeroplay_jax.policy.families import CheckpointError
 
 
@@ -141,6 +141,7 @@ def test_folders_with_images_and_further_heads_are_read_and_written_as_a_decoder
 
 
 def test_sizes_count_weights_and_states(case):
+    sizes = pytest.importorskip('zeroplay_jax.extras.plan.sizes')
     _, folder, model, params = case
     counted = sizes.sizes_of(str(folder))
     matrices = sum(x.size for x in jax.tree.leaves(params) if x.ndim == 2)

@@ -12,14 +12,14 @@ import contextlib
 import pathlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict
 
-from zeroplay_jax.configuration import command_line, fields, planning, rules
-from zeroplay_jax.configuration.machines import CHIPS, GIB, Machine, check_offered, machine
-from zeroplay_jax.configuration.memory import ERROR
+from zeroplay_jax.configuration import command_line, fields, rules
 from zeroplay_jax.configuration.places import (
+    check_heads,
     check_programs,
     check_tokenizer,
     check_weights,
@@ -27,10 +27,11 @@ from zeroplay_jax.configuration.places import (
     keep_prompts,
     read_policy,
 )
+from zeroplay_jax.extras import load_extra
 from zeroplay_jax.retrieval import downloads, objects
 from zeroplay_jax.runtime.record import FILE_NAME
 from zeroplay_jax.runtime.workdir import check_is_folder
-from zeroplay_jax.settings.kinds import PACKAGE, PROMPT_SETS, ConfigError, leaves, warn
+from zeroplay_jax.settings.kinds import PACKAGE, PROMPT_SETS, ConfigError, leaves
 from zeroplay_jax.types import UserError
 
 _NAME = 'zeroplay_jax'
@@ -52,7 +53,7 @@ def main(words: Sequence[str]) -> int:
     config = _loaded(words, mistakes)
     memory = ''
     if config is not None:
-        memory = _check_config(config, words, target, mistakes)
+        memory = _check_config(config, target, mistakes)
     for line in mistakes:
         print(f'{_NAME}: {line}', file=sys.stderr)
     if mistakes:
@@ -87,13 +88,9 @@ def _noted(mistakes: list[str]) -> Iterator[None]:
             mistakes.append(str(error))
 
 
-def _machine(name: str) -> Machine | None:
+def _machine(name: str) -> Any:
     """Returns the machine of --on; None without one; ConfigError if there is none of this name."""
-    if not name:
-        return None
-    target = machine(name)
-    check_offered(target, '--on')
-    return target
+    return load_extra('plan', 'machines').machine(name, '--on') if name else None
 
 
 def _check_folders(mistakes: list[str]) -> None:
@@ -128,9 +125,7 @@ def _loaded(words: Sequence[str], mistakes: list[str]) -> ConfigDict | None:
 # ---- the config --------------------------------------------------------------------------------------
 
 
-def _check_config(
-    config: ConfigDict, words: Sequence[str], target: Machine | None, mistakes: list[str]
-) -> str:
+def _check_config(config: ConfigDict, target: Any, mistakes: list[str]) -> str:
     """Notes the mistakes of a config, also on the machine of --on; returns what is to be said of its memory, or ''."""
     has_files, workdir = flags.FLAGS.files, flags.FLAGS.workdir or ''
     is_here = bool(workdir) and has_files and not objects.is_address(workdir)
@@ -138,8 +133,6 @@ def _check_config(
         with _noted(mistakes):
             keep_prompts(config, workdir)
     fields.fit_to_recipe(config)
-    given = () if mistakes else command_line.changed_fields(words)
-    kept = planning.keep(config, workdir if is_here else '', given)
     # What comes with the package is that of this installation; what lies in a bucket is read when the run starts.
     in_buckets = []
     for name, path in _paths(config).items():
@@ -151,16 +144,15 @@ def _check_config(
     on_machine.update_from_flattened_dict(dict.fromkeys(in_buckets, ''))
     if config.prompts not in PROMPT_SETS and (not has_files or 'prompts' in in_buckets):
         on_machine.prompts = 'full'
-    lines_of_plan = []
     if target is not None:
         with _noted(mistakes):
-            lines_of_plan = _fit(on_machine, target, kept)
+            load_extra('plan', 'planning').fit_to(on_machine, target)
     mistakes += rules.lines(on_machine, has_files=has_files, unread=in_buckets)
-    others: list[Callable[..., object]] = [command_line.check_heads]
+    others: list[Callable[..., object]] = []
     if has_files:
         others.append(check_programs)
     if has_files and has_architecture(on_machine):
-        others += [read_policy, check_weights, check_tokenizer]
+        others += [check_heads, read_policy, check_weights, check_tokenizer]
     for check in others:
         with _noted(mistakes):
             check(on_machine)
@@ -169,45 +161,10 @@ def _check_config(
             fields.check(workdir, config)
     if mistakes or target is None:
         return ''
-    memory = _memory(on_machine, target, mistakes)
-    print('\n'.join([*lines_of_plan, '']), end='')
-    return memory
-
-
-def _fit(config: ConfigDict, target: Machine, kept: planning.Kept) -> list[str]:
-    """Gives a config the shapes of a plan and the mesh on a machine, in place; returns the lines about the plan."""
-    lines = []
-    if config.plan == 'auto':
-        if kept.machine or target.kind and planning.knows_policy(config):
-            lines = planning.apply(config, target, kept)
-        elif 'mesh.replica' not in kept.given:
-            # It is planned where the run starts.
-            planning.check_split(config, target, kept.given)
-            return []
-    planning.resolve_mesh(config, target)
-    if config.plan == 'auto':
-        shards = config.mesh.replica * config.mesh.fsdp
-        rules.check_shards(config, shards, shards // target.hosts)
-    return lines
-
-
-def _memory(config: ConfigDict, target: Machine, mistakes: list[str]) -> str:
-    """Notes a mesh, slots and rows that a machine has no memory for; returns how much they take, '' if not known."""
-    if target.kind not in CHIPS:
-        return ''
-    if not planning.knows_policy(config):
-        warn(
-            f'--on={target.name}: neither shapes nor memory were checked, because the sizes of '
-            f'{planning.policy_of(config)} are not known; put its config.json into a folder and check with '
-            '--policy=FOLDER --nofiles'
-        )
-        return ''
-    memory = planning.estimate(config, target)
-    limit = CHIPS[target.kind].memory
-    text = f'memory: about {memory.peak / GIB:.1f} GiB of {limit / GIB:.1f} a device'
-    if memory.peak > (1 + ERROR) * limit:
-        mistakes.append(f'--on={target.name}: {text}; --config.plan=auto chooses what fits')
-    return f'{text}; not checked: '
+    memory = ''
+    with _noted(mistakes):
+        memory = load_extra('plan', 'planning').memory_line(on_machine, target)
+    return memory and f'{memory}; not checked: '
 
 
 def _paths(config: ConfigDict) -> dict[str, str]:

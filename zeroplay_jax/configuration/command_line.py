@@ -22,9 +22,7 @@ from typing import Any
 from absl import app, flags, logging
 from ml_collections import ConfigDict
 
-from zeroplay_jax.configuration import fields, planning, rules
-from zeroplay_jax.configuration.machines import here
-from zeroplay_jax.policy.sizes import sizes_of
+from zeroplay_jax.configuration import fields, rules
 from zeroplay_jax.retrieval import objects
 from zeroplay_jax.retrieval.command import MessageFormatter, similar_path
 from zeroplay_jax.runtime import signals
@@ -360,9 +358,8 @@ def connect(config) -> None:
     Call it before JAX looks for devices.
     """
     prepare_process()
-    if config.plan == 'auto':
-        # A plan counts on nearly all memory of a GPU.
-        os.environ.setdefault('XLA_PYTHON_CLIENT_MEM_FRACTION', '.97')
+    # A plan (extras/plan) counts on nearly all memory of a GPU.
+    os.environ.setdefault('XLA_PYTHON_CLIENT_MEM_FRACTION', '.97')
     # This import loads JAX, so the config must have been checked before.
     from zeroplay_jax.runtime.devices import connect as join_processes
     from zeroplay_jax.runtime.devices import divide_cpu
@@ -378,14 +375,10 @@ def connect(config) -> None:
     )
 
 
-def check_devices(config, kept: planning.Kept) -> None:
-    """Plans what the config leaves to the plan, and refuses a mesh that the devices or the model do not allow.
+def check_devices(config) -> None:
+    """Refuses a mesh that the devices do not allow, or that cannot divide rows and slots.
 
     Call it after `connect`. Needs JAX alone.
-
-    Args:
-      config: gets the fields that are chosen, in place.
-      kept: what the plan leaves as it is.
 
     Raises:
       UserError: one line.
@@ -394,31 +387,12 @@ def check_devices(config, kept: planning.Kept) -> None:
 
     from zeroplay_jax.policy import sharding
 
-    if config.plan == 'auto':
-        lines = planning.apply(config, here(), kept)
-        if jax.process_index() == 0:
-            print('\n'.join([*lines, '']), end='', file=sys.stderr)
-    # Checked first: more devices would not help such a mesh.
-    check_heads(config)
     mesh = sharding.make_mesh(**dict(config.mesh))
     resolved = config.copy_and_resolve_references()
     resolved.mesh.update(mesh.shape)
-    check_heads(resolved)
     shards, processes = sharding.data_shards(mesh), jax.process_count()
     rules.check_replicas(resolved, processes)
     rules.check_shards(resolved, shards, shards // processes)
-
-
-def check_heads(config) -> None:
-    """Refuses a model axis of the mesh that would split a head of the policy, and adapters of experts; imports JAX."""
-    if not planning.knows_policy(config):
-        return
-    planning.check_adapters(config)
-    if config.mesh.model != -1:
-        from zeroplay_jax.policy import sharding
-
-        sizes = sizes_of(planning.policy_of(config))
-        sharding.check_heads(sizes.heads, sizes.kv_heads, config.mesh.model)
 
 
 # ---- limits of the shell ---------------------------------------------------------------------------

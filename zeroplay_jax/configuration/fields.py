@@ -546,7 +546,6 @@ def _of_file(name: str, variant: str) -> ConfigDict:
 
 # Fields that may change on resume: the result does not depend on them.
 CHANGEABLE_FIELDS = (
-    'plan',
     'progress',
     'stop_after_empty_steps',
     'stop_at_alarms',

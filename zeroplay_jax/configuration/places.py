@@ -267,6 +267,18 @@ def read_policy(config: ConfigDict | Config, **computation: Any) -> tuple[ModelC
     return model, warning
 
 
+def check_heads(config: ConfigDict) -> None:
+    """Refuses a model axis of the mesh that would split a head of the policy, and adapters of experts; imports JAX."""
+    from zeroplay_jax.policy import shape, sharding
+
+    model = shape.read_config(config.policy.path or BUILT_IN_CHECKPOINT)
+    # A -1 is known when there are devices.
+    sharding.check_heads(model.heads, model.kv_heads, max(config.mesh.model, 1))
+    if config.policy.adapters.rank and model.experts is not None:
+        linears = config.policy.adapters.linears
+        adapter_config.refuse_feed_forward(linears, 'config.policy.adapters.linears')
+
+
 def check_weights(config: ConfigDict) -> None:
     """Refuses weights that are not those which the config.json beside them describes; imports JAX.
 

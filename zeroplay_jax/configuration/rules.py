@@ -452,10 +452,9 @@ def division(config: Config, recipe: type[Recipe]) -> Iterator[Problem]:
     if is_known and mesh_size < config.cpu_devices:
         text = f'the mesh has {mesh_size} of these devices; set mesh.replica=-1'
         yield Problem('cpu_devices', text)
-    # With a plan they are chosen when there are devices.
-    row_shards = mesh.replica * mesh.fsdp if config.plan == 'off' else -1
+    row_shards = mesh.replica * mesh.fsdp
     # Each of several processes samples on its own replicas, whose number is known when they have met.
-    is_alone = config.plan == 'auto' or processes.mode == 'off'
+    is_alone = processes.mode == 'off'
     yield from _shards(config, row_shards, row_shards if is_alone else mesh.fsdp)
     if processes.mode == 'coordinator':
         yield from _replicas(config, processes.processes)

@@ -57,7 +57,6 @@ class Record:
       run: hash of the identity.
       origin: 'workdir' and 'step' of the checkpoint that the run began with; None for a run that began by itself.
       reported: number of steps after which the last report was written.
-      machine: for which its shapes were planned (config.plan); '' for none.
       id: under which services for curves know the run.
     """
 
@@ -68,7 +67,6 @@ class Record:
     run: str = ''
     origin: Json | None = None
     reported: int | None = None
-    machine: str = ''
     id: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex)
 
 

@@ -580,9 +580,6 @@ class Run(Section):
     3](learning-nothing.md#while-it-runs); 0: never."""
     stop_at_alarms: bool = True
     """[Alarms](learning-nothing.md#alarms) stop the run with exit status 4; false: they warn."""
-    plan: Literal['off', 'auto'] = 'off'
-    """auto: on TPUs and GPUs a new run [chooses](tpu-gpu.md#what-fits) mesh, micro.rows, offload, kernels and slots or
-    pages where neither flags nor config set them."""
     policy: Policy = Policy()
     mesh: Mesh = Mesh()
     cpu_devices: PositiveInt = 1

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import pathlib
 
 from ml_collections import ConfigDict
 
 from zeroplay_jax.configs import common, drzero, english, quickstart
-from zeroplay_jax.configuration.fields import default_config, read_stored_config
-from zeroplay_jax.configuration.planning import forget
+from zeroplay_jax.configuration.fields import default_config, leaves, read_stored_config
 from zeroplay_jax.policy import shape
 from zeroplay_jax.policy.adapter_config import base_folder
 from zeroplay_jax.runtime import record as run_record
@@ -57,9 +57,9 @@ def _settings_of_origin(folder: pathlib.Path) -> ConfigDict:
     run_record.check_export(folder)
     # A run exports its policies to WORKDIR/policy/ROLE.
     workdir = folder.absolute().parent.parent
-    run_config, recorded = read_stored_config(workdir), run_record.read(workdir)
-    if run_config is not None and recorded is not None:
-        forget(run_config, recorded.machine)
+    run_config = read_stored_config(workdir)
+    if run_config is not None:
+        _forget_accelerator(run_config)
         return run_config
     # Tokenizer and architecture of an adapter are in the folder of its base.
     folder = base_folder(folder)
@@ -77,3 +77,19 @@ def _settings_of_origin(folder: pathlib.Path) -> ConfigDict:
     positions, _ = shape.longest_context(folder)
     config.sampler.context = min(config.sampler.context, positions)
     return config
+
+
+# What belongs to the machine of a run on TPUs or GPUs.
+_OF_MACHINE = """
+mesh.replica mesh.fsdp mesh.model micro.rows offload policy.remat policy.attention policy.scan sampler.page
+sampler.attention sampler.slots sampler.pages sampler.token_budget sampler.decode_buckets
+"""
+
+
+def _forget_accelerator(config: ConfigDict) -> None:
+    """Gives shapes for TPUs or GPUs their defaults, in place: a policy is asked on any machine."""
+    kernels = {config.sampler.attention, config.policy.attention}
+    if kernels & {'ragged', 'splash'} or math.prod(config.mesh.values()) > config.cpu_devices:
+        defaults = leaves(default_config())
+        names = _OF_MACHINE.split()
+        config.update_from_flattened_dict({name: defaults[name] for name in names})

@@ -17,8 +17,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from zeroplay_jax.configuration import fields, machines
-from zeroplay_jax.configuration.planning import RESHAPED
+from zeroplay_jax.configuration import fields
 from zeroplay_jax.extras import load_extra
 from zeroplay_jax.learner.checkpoint import FOLDER, saved_steps, set_damaged_aside
 from zeroplay_jax.policy.adapter_config import base_folder, is_adapter
@@ -160,9 +159,6 @@ def begin(
         current[SERVER] = {index: {}}
     tools = listings(roles)
     changeable = fields.changeable_fields(config)
-    if config.plan == 'auto' and machines.here().kind in machines.CHIPS:
-        # A first checkpoint is resumed with a smaller plan.
-        changeable += RESHAPED
     identity = run_record.identity_of(config.to_dict(), changeable, current)
     recorded = run_record.read(workdir) or Record(run_record.plain_config(config.to_dict()))
     changes: dict[str, Any] = {'inputs': current, 'tools': tools}
@@ -174,7 +170,6 @@ def begin(
         identity = run_record.identity_of_checkpoint(workdir / FOLDER / str(newest)) or identity
     else:
         changes |= {'weights': weights, 'run': run_record.hash_of(identity)}
-        changes['machine'] = machines.here().name if config.plan == 'auto' else ''
     run_record.write(workdir, dataclasses.replace(recorded, **changes))
     return identity
 

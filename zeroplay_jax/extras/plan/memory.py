@@ -1,7 +1,7 @@
 """Memory of a device in rollouts and in updates, from sizes and settings alone: nothing is compiled or loaded.
 
 Arrays are counted. Temporaries of programs are multiples of the arrays that they are made of, fitted to the programs
-that were compiled ahead of time (benchmarks/results); tests/test_plan.py compares the sums.
+that were compiled ahead of time (benchmarks/results); tests/extras/test_plan.py compares the sums.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from zeroplay_jax.configuration.machines import GPUS, Machine
-from zeroplay_jax.policy.sizes import Sizes
+from zeroplay_jax.extras.plan.machines import GPUS, Machine
+from zeroplay_jax.extras.plan.sizes import Sizes
 from zeroplay_jax.selfplay.recipe import INITIAL_WEIGHTS, recipe_class, weights_of_roles
 from zeroplay_jax.settings.rollouts import Sampler, SamplerConfig
 

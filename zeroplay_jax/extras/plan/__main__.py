@@ -1,11 +1,11 @@
 """Chooses mesh, slots or pages, rows, kernels and placement of a run on a machine, before there is one.
 
-    python -m zeroplay_jax.plan --config=configs/drzero.py --machine=v5litepod-16
-    python -m zeroplay_jax.plan --config=configs/ssp.py --machine=v5litepod-4 --config.policy.adapters.rank=32
-    python -m zeroplay_jax.plan --config=configs/dspo.py --machine=h100x8 --policy=hf://Qwen/Qwen2.5-3B-Instruct
+    python -m zeroplay_jax.extras.plan --config=configs/drzero.py --machine=v5litepod-16
+    python -m zeroplay_jax.extras.plan --config=configs/ssp.py --machine=v5litepod-4 --config.policy.adapters.rank=32
+    python -m zeroplay_jax.extras.plan --config=configs/dspo.py --machine=h100x8 --policy=hf://Qwen/Qwen2.5-3B-Instruct
 
 Prints memory by part, time and price, the machine that fits at the least price per hour and what a smaller one takes to
-stderr, and to stdout what is chosen, as flags beside those given. A run with config.plan=auto takes it without them.
+stderr, and to stdout what is chosen: flags for `main`, beside those given.
 
 Nothing is downloaded or compiled: of a policy only config.json is read, or its name is known. Machines: v5litepod-4,
 v6e-8, v5p-32, h100x8 (GPUs of a host), 2*h100x8 (hosts), cpu:2 (devices).
@@ -21,17 +21,16 @@ from typing import Any
 from absl import flags
 
 from zeroplay_jax.configuration import command_line, fields, rules
-from zeroplay_jax.configuration.machines import check_offered, machine
-from zeroplay_jax.configuration.memory import Memory
 from zeroplay_jax.configuration.places import read_policy
-from zeroplay_jax.configuration.planning import (
-    cheapest,
-    check_adapters,
+from zeroplay_jax.extras.plan.machines import CHIPS, GIB, machine
+from zeroplay_jax.extras.plan.memory import ERROR, Memory
+from zeroplay_jax.extras.plan.planning import (
+    advice,
+    check_policy,
     choose,
     flags_of,
     given_by_hand,
     policy_of,
-    table,
     too_small,
 )
 from zeroplay_jax.settings.kinds import PROMPT_SETS
@@ -47,25 +46,23 @@ def main(argv: list[str]) -> None:
     if not _MACHINE.value:
         raise UserError('--machine is missing; give one such as v5litepod-4, h100x8 or cpu:2')
     target = machine(_MACHINE.value, '--machine')
-    check_offered(target, '--machine')
     if not target.kind:
         raise UserError(
             f'--machine={target.name}: its memory is not known; give one such as v5litepod-8, v6e-8, v5p-16, h100x8, '
             'h200x8 or cpu:8'
         )
     fields.check_values(config)
-    check_adapters(config)
+    check_policy(config)
     if pathlib.Path(policy_of(config)).is_dir():
         read_policy(config)
-    command_line.check_heads(config)
     given = given_by_hand(config, command_line.changed_fields(argv[1:]))
     planned = choose(config, target, given)
     if planned is None:
         raise UserError(f'--machine={too_small(config, target, given)}')
     _check_rules(config, planned)
-    lines = [*table(planned), _time(config, planned)]
+    lines = [*_table(planned), _time(config, planned)]
     if target.kind != 'cpu':
-        lines.append(cheapest(config, target, given))
+        lines.append(advice(config, target, given))
     print('\n'.join(lines), file=sys.stderr)
     print(' '.join(flags_of(config, planned)))
 
@@ -82,6 +79,27 @@ def _check_rules(config: Any, planned: Memory) -> None:
     rules.check_shards(shaped, planned.shards, planned.shards // planned.machine.hosts)
 
 
+def _table(planned: Memory) -> list[str]:
+    """Returns the lines of the table of memory."""
+    target, rollouts, updates = planned.machine, planned.rollouts, planned.updates
+    lines = [f'{target.name}: {target.devices} devices on {target.hosts_text}', '']
+    lines.append(f'{"GiB per device":20} rollouts  updates')
+    for part in dict.fromkeys((*rollouts, *updates)):
+        pair = [parts.get(part, 0) / GIB for parts in (rollouts, updates)]
+        if any(pair):
+            lines.append(f'{part:20} {pair[0]:8.2f} {pair[1]:8.2f}')
+    limit = 'beside libraries and index; within 16 % of a run (benchmarks.machines.true_shapes)'
+    if target.kind in CHIPS:
+        memory = CHIPS[target.kind].memory / GIB
+        limit = f'of {memory:.2f}; {ERROR:.0%} stay free, because these sums are estimates'
+    sums = [sum(parts.values()) / GIB for parts in (rollouts, updates)]
+    lines.append(f'{"together":20} {sums[0]:8.2f} {sums[1]:8.2f}  {limit}')
+    if planned.fields['offload']:
+        state = planned.one['state'] * target.devices / target.hosts / GIB
+        lines.append(f'offload: the state of the learners takes {state:.0f} GiB of a host')
+    return [*lines, '']
+
+
 def _time(config: Any, planned: Memory) -> str:
     """Returns tokens per second and hours by the simulator, which a checkout has."""
     if planned.machine.kind == 'cpu':
@@ -94,4 +112,4 @@ def _time(config: Any, planned: Memory) -> str:
 
 
 if __name__ == '__main__':
-    command_line.run_command('zeroplay_jax.plan', main)
+    command_line.run_command('zeroplay_jax.extras.plan', main)

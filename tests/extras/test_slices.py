@@ -11,7 +11,7 @@ from benchmarks.machines import workload as workloads
 from benchmarks.machines.costs import Settings
 from benchmarks.machines.engines import Device, Engine, Episode, Group, Tools
 from benchmarks.machines.workload import Part, Workload
-from zeroplay_jax.configuration.planning import SHAPES
+from zeroplay_jax.extras.plan.planning import SHAPES
 
 SMALL = Workload(groups=8, samples=3)
 SETTINGS = {
