@@ -199,6 +199,18 @@ def with_vocabulary(change):
     return replace
 
 
+def added_token(**fields):
+    """Changes the only added token that controls nothing."""
+
+    def change(folder):
+        path = folder / 'tokenizer.json'
+        content = json.loads(path.read_text())
+        content['added_tokens'][-1] |= fields
+        path.write_text(json.dumps(content))
+
+    return change
+
+
 def reordered(folder):
     path = folder / 'modules.json'
     path.write_text(json.dumps(json.loads(path.read_text())[::-1]))
@@ -233,6 +245,8 @@ REFUSED = {
         with_vocabulary(written(LATER, sarscov=30_522)),
         'added_tokens.json has other',
     ),
+    'an added token as it is written': (added_token(normalized=False), 'not normalized'),
+    'an added token of whole words': (added_token(single_word=True), 'single_word'),
     'a control token as prompt': (
         written(ABOUT, prompts={'query': '[CLS] ', 'document': 'doc: '}),
         r'control token \[CLS\]',

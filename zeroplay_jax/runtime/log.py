@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from zeroplay_jax.runtime import record as run_record
-from zeroplay_jax.runtime.curves import open_writers
+from zeroplay_jax.runtime.curves import TensorBoardWriter, open_writers
 from zeroplay_jax.types import Json
 
 
@@ -147,6 +147,12 @@ class MetricsWriter:
         for writer in self._curves:
             writer.write(step, curves)
         self.write(_METRICS, [record])
+
+    def write_parameters(self, params: Mapping[str, Any]) -> None:
+        """Writes names, shapes and sizes of all weights as texts of TensorBoard; `params`: name of weights → arrays."""
+        for writer in self._curves:
+            if isinstance(writer, TensorBoardWriter):
+                writer.write_parameters(params)
 
     def write(self, name: str, records: Iterable[Json]) -> None:
         """Writes records, each with its step, to the file of this name.

@@ -90,6 +90,8 @@ def _open_writer(
             f'{workdir / "metrics.jsonl"} lacks {len(writer.missing_steps)} of {first_step} steps, the first is '
             f'{writer.missing_steps[0]}; curves and report will lack them, too'
         )
+    if writer is not None and first_step == 0:
+        writer.write_parameters({name: each.params for name, each in engine.learners.items()})
     return writer
 
 
