@@ -258,7 +258,7 @@ def run_arm(arm: str, seed: int) -> dict[str, Any]:
       {'arm', 'seed', 'curve': one entry per evaluation, see `_curve`, 'seconds', 'external_items': summary.json's
       'outside_questions', 'code': `code_hash`}.
     """
-    from zeroplay_jax.training import loop
+    from zeroplay_jax.run import loop
 
     # Before the run, because files may be edited meanwhile.
     code = code_hash()

@@ -22,7 +22,7 @@ import warnings
 
 ROOT = pathlib.Path(__file__).parents[1]
 LIBRARIES = """
-    zeroplay_jax.training.loop zeroplay_jax.session zeroplay_jax.evaluation.report_builder
+    zeroplay_jax.run.loop zeroplay_jax.session zeroplay_jax.evaluation.report_builder
     zeroplay_jax.configuration.command_line zeroplay_jax.extras.inputs.builders orbax.checkpoint
     transformers.models.auto.configuration_auto transformers.models.qwen3.configuration_qwen3
     benchmarks.machines.plan_time benchmarks.claims_runs

@@ -3,7 +3,7 @@
 import pytest
 
 from zeroplay_jax.learner.checkpoint import Checkpointer
-from zeroplay_jax.training import loop
+from zeroplay_jax.run import loop
 
 
 class Killed(Exception):

@@ -20,10 +20,10 @@ from zeroplay_jax.objectives import policy_gradient
 from zeroplay_jax.objectives.losses import POLICY_LOSSES
 from zeroplay_jax.retrieval.client import Client
 from zeroplay_jax.retrieval.types import SearchFailed
+from zeroplay_jax.run import build
 from zeroplay_jax.selfplay.library import SearchableCorpus
 from zeroplay_jax.selfplay.schedule import all_steps
 from zeroplay_jax.tools.base import Tool, ToolResult, string_parameter
-from zeroplay_jax.training import build
 from zeroplay_jax.types import Trajectory, Turn, UserError
 
 # The first of the loop's steps is an evaluation; any number will do as long as both sides use it.

@@ -12,8 +12,8 @@ import pytest
 from zeroplay_jax.configs import drzero
 from zeroplay_jax.retrieval.client import Client
 from zeroplay_jax.rollout.tool_workers import ToolWorkers
+from zeroplay_jax.run import build
 from zeroplay_jax.selfplay.library import Library, SearchableCorpus
-from zeroplay_jax.training import build
 from zeroplay_jax.types import UserError
 
 

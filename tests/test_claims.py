@@ -13,7 +13,7 @@ from benchmarks import claims, claims_runs
 from benchmarks import claims_statistics as statistics
 from zeroplay_jax.configs import ablations
 from zeroplay_jax.configuration import fields, rules
-from zeroplay_jax.training import loop
+from zeroplay_jax.run import loop
 
 HISTORY = tomllib.loads(claims_runs.REGISTRATION.read_text())['history']
 (THE_FILTER,) = [claim for claim in claims.CLAIMS if claim.text == 'the filter helps']

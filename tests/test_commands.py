@@ -122,7 +122,7 @@ def test_ctrl_c_while_libraries_load_is_one_line(tmp_path, command, module):
 SWALLOWS = """import sys, time
 from zeroplay_jax import main
 from zeroplay_jax.configuration import command_line
-from zeroplay_jax.training import build
+from zeroplay_jax.run import build
 
 def build_forever(*_, **__):
     print('loads', flush=True)

@@ -14,8 +14,8 @@ from zeroplay_jax.export import export, main
 from zeroplay_jax.learner.checkpoint import Checkpointer
 from zeroplay_jax.policy import hf
 from zeroplay_jax.retrieval import downloads
+from zeroplay_jax.run import run_folder
 from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT
-from zeroplay_jax.training import run_folder
 from zeroplay_jax.types import UserError
 
 

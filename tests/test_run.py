@@ -23,8 +23,8 @@ from test_metrics import board_steps
 from zeroplay_jax import export
 from zeroplay_jax.configuration.command_line import policy_of_iteration
 from zeroplay_jax.learner.checkpoint import saved_steps
+from zeroplay_jax.run.policy_settings import settings
 from zeroplay_jax.settings.kinds import ConfigError
-from zeroplay_jax.training.policy_settings import settings
 
 # Four questions by three rollouts: some steps have no reward variance.
 SMALL = config_flags("""

@@ -7,9 +7,9 @@ import pytest
 from run_records import change_record, write_record
 
 from zeroplay_jax.configs import quickstart
+from zeroplay_jax.run import run_folder
 from zeroplay_jax.tools.base import Tool, ToolResult, string_parameter
 from zeroplay_jax.tools.search import OpenTool, SearchTool
-from zeroplay_jax.training import run_folder
 from zeroplay_jax.types import UserError
 
 

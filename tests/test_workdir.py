@@ -12,11 +12,11 @@ from zeroplay_jax.configs import english, quickstart
 from zeroplay_jax.configuration import command_line, fields, places
 from zeroplay_jax.configuration.fields import read_stored_config
 from zeroplay_jax.retrieval import downloads
+from zeroplay_jax.run import run_folder
 from zeroplay_jax.runtime import workdir as run_workdir
 from zeroplay_jax.runtime.log import MetricsWriter
 from zeroplay_jax.runtime.workdir import WorkdirError, claim
 from zeroplay_jax.settings import kinds
-from zeroplay_jax.training import run_folder
 from zeroplay_jax.types import UserError
 
 CONFIG = {'seed': 0, 'solver': {'batch': 32}}

@@ -38,6 +38,7 @@ from zeroplay_jax.retrieval.jax_options import check_options
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.rollout.prompts import select
 from zeroplay_jax.rollout.tokens import Codec
+from zeroplay_jax.run import build, policy_settings
 from zeroplay_jax.runtime.workdir import check_is_folder
 from zeroplay_jax.selfplay import library_builder
 from zeroplay_jax.selfplay.answers import final_answer, metric_score
@@ -48,7 +49,6 @@ from zeroplay_jax.settings.kinds import ConfigError, is_server
 from zeroplay_jax.settings.schema import TrainedRole
 from zeroplay_jax.tools.base import Tool
 from zeroplay_jax.tools.registry import build_tools
-from zeroplay_jax.training import build, policy_settings
 from zeroplay_jax.types import Json, Question, Row, TaskDropped, Trajectory, UserError
 
 _SOLVER = 'solver'
@@ -396,7 +396,7 @@ def train(settings: ConfigDict, workdir: str | pathlib.Path) -> Json:
     command_line.connect(settings)
     command_line.check_devices(settings)
     # Imports TensorBoard's writer and the report, which only a run needs.
-    from zeroplay_jax.training import loop
+    from zeroplay_jax.run import loop
 
     return loop.run(settings, workdir)
 

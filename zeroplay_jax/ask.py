@@ -34,11 +34,11 @@ from zeroplay_jax.mini.question_form import form_of
 from zeroplay_jax.policy import adapter_config
 from zeroplay_jax.retrieval import downloads, progress
 from zeroplay_jax.retrieval.command import Parser, number_type, show_messages
+from zeroplay_jax.run.policy_settings import settings
 from zeroplay_jax.selfplay.recipe import recipe_class
 from zeroplay_jax.settings import schema
 from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, ConfigError, is_server, refuse
 from zeroplay_jax.tools import registry
-from zeroplay_jax.training.policy_settings import settings
 from zeroplay_jax.types import UserError
 
 if TYPE_CHECKING:

@@ -66,7 +66,7 @@ from zeroplay_jax.types import Question, UserError
 
 if TYPE_CHECKING:
     from zeroplay_jax.evaluation.results import Answered, Results
-    from zeroplay_jax.training.build import RunContext
+    from zeroplay_jax.run.build import RunContext
 
 _CONFIG = flags.DEFINE_string('config', None, 'What to evaluate: a Python file.')
 _SETS = flags.DEFINE_list('sets', [], 'Question sets: files of JSON lines or public names.')
@@ -160,7 +160,7 @@ def main(argv: list[str]) -> None:
     with progress.clock('loading libraries', config.progress):
         command_line.prepare_process()
         # This import loads JAX, so it follows the checks of the command.
-        from zeroplay_jax.training import build
+        from zeroplay_jax.run import build
 
     # Public sets are downloaded here: before the weights, whose loading takes minutes.
     sets = _load_sets(config.seed)
@@ -320,7 +320,7 @@ def _evaluate_held_out(config: Config, run: RunContext) -> None:
       TrainingStopped: no search found a passage.
     """
     from zeroplay_jax.evaluation import answering, statistics
-    from zeroplay_jax.training import outcome
+    from zeroplay_jax.run import outcome
 
     items = run.library.evaluation_items
     recipe = answering_recipe(config)
@@ -394,7 +394,7 @@ def _load_sets(seed: int) -> dict[str, list[Question]]:
 def _evaluate_sets(config: Config, run: RunContext, sets: Mapping[str, list[Question]]) -> None:
     """Asks the questions of --sets; prints a table of mean figures and a JSON object, and writes --out."""
     from zeroplay_jax.evaluation.results import Results, SetResults
-    from zeroplay_jax.training import build
+    from zeroplay_jax.run import build
 
     if _ANSWERER.value:
         folder = fetch_model('--answerer', _ANSWERER.value)
@@ -466,7 +466,7 @@ def _answer_set(
       TrainingStopped: no search found a passage.
     """
     from zeroplay_jax.evaluation import answering, rating
-    from zeroplay_jax.training import outcome
+    from zeroplay_jax.run import outcome
 
     # The judge counts over all sets, but the limit applies to each set.
     context = run.evaluation.bound()

@@ -43,7 +43,7 @@ from zeroplay_jax.types import UserError
 if TYPE_CHECKING:
     # It imports JAX, whose devices are chosen first.
     from zeroplay_jax.learner.weights_view import FrozenBase
-    from zeroplay_jax.training.policies import Texts
+    from zeroplay_jax.run.policies import Texts
 
 EXAMPLES = """examples:
   python -m zeroplay_jax.export runs/mini --out exported
@@ -121,7 +121,7 @@ def export(workdir: pathlib.Path, out: pathlib.Path, best: bool = False) -> list
     # The devices of the run may be in use by it. Read when JAX is imported.
     os.environ['JAX_PLATFORMS'] = 'cpu'
     from zeroplay_jax.policy import hf
-    from zeroplay_jax.training import branch, policies, run_folder
+    from zeroplay_jax.run import branch, policies, run_folder
 
     start = pathlib.Path(
         fetch_model('config.policy.path', config.policy.path) or BUILT_IN_CHECKPOINT
@@ -192,7 +192,7 @@ def export_trajectories(workdir: pathlib.Path, out: pathlib.Path) -> int:
 def _load_base(config: ConfigDict, start: pathlib.Path) -> FrozenBase:
     """Returns the base of a run with adapters, from its folder, in the dtype and quantisation of the run."""
     from zeroplay_jax.policy import hf, sharding
-    from zeroplay_jax.training.build import load_weights
+    from zeroplay_jax.run.build import load_weights
 
     model = dataclasses.replace(hf.read_config(start), dtype=config.policy.dtype)
     mesh = sharding.make_mesh()
@@ -229,7 +229,7 @@ def _texts(
     """
     from zeroplay_jax.rollout.prompts import select
     from zeroplay_jax.rollout.tokens import open_codec
-    from zeroplay_jax.training import policies
+    from zeroplay_jax.run import policies
 
     recorded = run_record.read(workdir)
     problem = 'has no "tools"'

@@ -62,7 +62,7 @@ def main(argv: list[str]) -> None:
     command_line.check_devices(config)
     with progress.clock('loading libraries', config.progress):
         # This import loads JAX and Flax, so it follows all checks.
-        from zeroplay_jax.training import loop
+        from zeroplay_jax.run import loop
 
     # It has loaded JAX. Servers of others use the same word as XLA, whose errors have one type.
     from jax.errors import JaxRuntimeError

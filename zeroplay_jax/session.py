@@ -30,12 +30,12 @@ from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.rollout.environment import Environment, TurnEnd
 from zeroplay_jax.rollout.prompts import select
 from zeroplay_jax.rollout.tokens import open_codec, text_spans
+from zeroplay_jax.run import build
 from zeroplay_jax.selfplay.answers import final_answer
 from zeroplay_jax.selfplay.context import RolloutContext
 from zeroplay_jax.selfplay.recipe import answering_recipe, asks_once
 from zeroplay_jax.settings.kinds import ENGLISH_CHECKPOINT, is_server
 from zeroplay_jax.tools.registry import build_tools
-from zeroplay_jax.training import build
 from zeroplay_jax.types import Json, Question, ToolCall, Trajectory
 
 # Name of the weights of all roles, and of their only slot.

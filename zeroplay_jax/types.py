@@ -26,7 +26,7 @@ class TrainingStopped(Exception):
     """A run stopped early or trained no policy: commands print its one line and exit with `status`.
 
     Attributes:
-      status: 3 if nothing was trained, 4 after an alarm (`training.outcome`).
+      status: 3 if nothing was trained, 4 after an alarm (`run.outcome`).
     """
 
     def __init__(self, line: str, status: int = 3):

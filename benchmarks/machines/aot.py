@@ -35,10 +35,10 @@ from zeroplay_jax.learner.weights_view import FrozenBase
 from zeroplay_jax.policy import adapters, sharding, transformer
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.rollout import sampler
+from zeroplay_jax.run.build import versions_in_use
 from zeroplay_jax.runtime.disk import write_text
 from zeroplay_jax.selfplay.recipe import trained_roles, weights_of_roles
 from zeroplay_jax.settings.schema import Config
-from zeroplay_jax.training.build import versions_in_use
 
 # A row of the compile table.
 Row: TypeAlias = dict[str, Any]

@@ -15,7 +15,7 @@ from zeroplay_jax.configs import quickstart
 from zeroplay_jax.configuration.fields import fit_to_recipe
 from zeroplay_jax.retrieval import build as index_build
 from zeroplay_jax.rollout.tokens import Codec
-from zeroplay_jax.training import build
+from zeroplay_jax.run import build
 
 
 @pytest.fixture(scope='session')

@@ -21,10 +21,10 @@ from zeroplay_jax.policy.adapter_config import CONFIG_FILE, AdapterConfig
 from zeroplay_jax.retrieval.client import Client
 from zeroplay_jax.retrieval.types import SearchFailed
 from zeroplay_jax.rollout import prompts
+from zeroplay_jax.run import build
 from zeroplay_jax.selfplay.answers import prompt_fields
 from zeroplay_jax.selfplay.library import SearchableCorpus
 from zeroplay_jax.selfplay.recipe import recipe_class
-from zeroplay_jax.training import build
 from zeroplay_jax.types import Question, UserError
 
 

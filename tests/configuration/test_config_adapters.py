@@ -9,8 +9,8 @@ from config_checks import message
 from zeroplay_jax.configs import ablations, drzero
 from zeroplay_jax.configuration import rules
 from zeroplay_jax.policy.adapter_config import CONFIG_FILE, AdapterConfig
+from zeroplay_jax.run import build
 from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, ConfigError
-from zeroplay_jax.training import build
 
 LINEARS = ('down', 'gate', 'k', 'o', 'q', 'up', 'v')
 

@@ -21,14 +21,14 @@ from zeroplay_jax.rollout.environment import Environment, Limits
 from zeroplay_jax.rollout.prompts import select
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.slots import SlotPool
+from zeroplay_jax.run import steps
+from zeroplay_jax.run.state import RunState
 from zeroplay_jax.selfplay import recipe as recipes
 from zeroplay_jax.selfplay.answers import final_answer
 from zeroplay_jax.selfplay.context import Role, RolloutContext
 from zeroplay_jax.selfplay.recipe import Recipe
 from zeroplay_jax.selfplay.rows import from_bytes, to_bytes
 from zeroplay_jax.tools.search import SearchTool
-from zeroplay_jax.training import steps
-from zeroplay_jax.training.state import RunState
 from zeroplay_jax.types import Question, UserError
 
 QUESTIONS = [Question('Who taught Ann?', ('Bob',)), Question('Where is Ulm?', ('Hesse',))]

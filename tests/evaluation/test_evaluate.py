@@ -9,9 +9,9 @@ from trajectories import ASKS_SOLVER, make_trajectory
 
 from zeroplay_jax.evaluation.answering import evaluate
 from zeroplay_jax.rollout.prompts import Prompt
+from zeroplay_jax.run import steps
+from zeroplay_jax.run.state import RunState
 from zeroplay_jax.selfplay.recipe import Recipe
-from zeroplay_jax.training import steps
-from zeroplay_jax.training.state import RunState
 from zeroplay_jax.types import (
     Question,
     TaskDropped,

@@ -29,10 +29,10 @@ from zeroplay_jax.rollout.call_syntax import syntax_of
 from zeroplay_jax.rollout.environment import Environment, Limits
 from zeroplay_jax.rollout.prompts import Prompt
 from zeroplay_jax.rollout.tokens import Codec
+from zeroplay_jax.run.trajectories import trajectory_record
 from zeroplay_jax.selfplay.schedule import Phase
 from zeroplay_jax.selfplay.schedule import Step as RunStep
 from zeroplay_jax.tools.search import SearchTool
-from zeroplay_jax.training.trajectories import trajectory_record
 from zeroplay_jax.types import POLICY, PROMPT, Row, Turn
 from zeroplay_jax.types import ToolCall as Call
 from zeroplay_jax.types import Trajectory as Rollout

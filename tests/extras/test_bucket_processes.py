@@ -9,7 +9,7 @@ from host_processes import RUN, finish, join_flags, processes
 
 from benchmarks.kills import Run, differences
 from zeroplay_jax.extras.buckets.workdir import RemoteWorkdir, local_run
-from zeroplay_jax.training import branch
+from zeroplay_jax.run import branch
 
 # The last argument is the folder of what this process caches.
 START = """

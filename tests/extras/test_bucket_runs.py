@@ -24,11 +24,11 @@ from zeroplay_jax.extras.buckets import workdir as remote_workdir
 from zeroplay_jax.extras.buckets.workdir import RemoteFile, RemoteWorkdir, manifest_text
 from zeroplay_jax.retrieval import downloads, objects
 from zeroplay_jax.retrieval.types import RetrievalError
+from zeroplay_jax.run import branch, run_folder
+from zeroplay_jax.run.run_folder import Place
 from zeroplay_jax.runtime import workdir as run_workdir
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.runtime.workdir import WorkdirError
-from zeroplay_jax.training import branch, run_folder
-from zeroplay_jax.training.run_folder import Place
 from zeroplay_jax.types import Preempted, UserError
 
 # The id of another run.

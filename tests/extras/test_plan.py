@@ -18,8 +18,8 @@ from zeroplay_jax.extras.plan.machines import CHIPS, GIB, GPUS, Machine, catalog
 from zeroplay_jax.extras.plan.memory import Roles, memory_of, roles_of
 from zeroplay_jax.extras.plan.planning import PLANNED, choose, given_by_hand
 from zeroplay_jax.extras.plan.sizes import KNOWN, sizes_of
+from zeroplay_jax.run.policy_settings import settings
 from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, ConfigError
-from zeroplay_jax.training.policy_settings import settings
 from zeroplay_jax.types import UserError
 
 

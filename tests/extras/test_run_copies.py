@@ -14,9 +14,9 @@ from zeroplay_jax.extras.buckets.workdir import (
 )
 from zeroplay_jax.learner import checkpoint
 from zeroplay_jax.retrieval import objects
+from zeroplay_jax.run import branch
+from zeroplay_jax.run.run_folder import Place
 from zeroplay_jax.runtime.hosts import Hosts
-from zeroplay_jax.training import branch
-from zeroplay_jax.training.run_folder import Place
 from zeroplay_jax.types import UserError
 
 ADDRESS = 'gs://bucket/old'

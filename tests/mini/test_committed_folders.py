@@ -22,8 +22,8 @@ from tools.checkpoints import (
 from tools.checkpoints.demo import FORMS, forms, render
 from zeroplay_jax.policy import hf, transformer
 from zeroplay_jax.rollout.tokens import Codec
+from zeroplay_jax.run import ending, run_folder
 from zeroplay_jax.settings.kinds import DEMONSTRATIONS, is_policy_file
-from zeroplay_jax.training import ending, run_folder
 
 # Stages of a training; the folder that each of them ends with is named by it.
 STAGES = {

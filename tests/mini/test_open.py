@@ -19,8 +19,8 @@ from zeroplay_jax.mini.facts import meets_rubric, rubrics_of
 from zeroplay_jax.policy import hf
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.tokens import Codec
+from zeroplay_jax.run import build
 from zeroplay_jax.selfplay.judge import RuleJudge
-from zeroplay_jax.training import build
 
 
 @pytest.fixture(scope='module')

@@ -15,9 +15,9 @@ from zeroplay_jax import api, ask
 from zeroplay_jax.configs import common
 from zeroplay_jax.policy import adapter_config, adapters, hf, transformer
 from zeroplay_jax.policy.adapter_config import CONFIG_FILE, WEIGHTS_FILE, AdapterConfig
+from zeroplay_jax.run import policies
 from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT
 from zeroplay_jax.settings.schema import ALL_LINEARS, LINEARS
-from zeroplay_jax.training import policies
 from zeroplay_jax.types import UserError
 
 CONFIG = dict(rank=3, alpha=6.0, linears=('down', 'q', 'v'))

@@ -29,8 +29,8 @@ from zeroplay_jax.policy.families import FAMILIES
 from zeroplay_jax.retrieval import downloads
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.rollout.tokens import open_codec
+from zeroplay_jax.run import policy_settings
 from zeroplay_jax.settings.kinds import PARTS_CHECKPOINT
-from zeroplay_jax.training import policy_settings
 
 CLASSES = {
     'qwen2': transformers.Qwen2Config,

@@ -13,7 +13,7 @@ tf = import_tensorflow()
 assert tf is import_tensorflow()
 assert 'keras' not in sys.modules and 'sklearn' not in sys.modules, 'Keras was loaded'
 assert 'TF_USE_LEGACY_KERAS' not in os.environ
-import zeroplay_jax.training.loop
+import zeroplay_jax.run.loop
 for name in ('keras', 'bm25s'):
     assert name not in sys.modules, f'{name} was loaded'
 # JAX raises here if an import has started its devices, whose number the config sets (`cpu_devices`).

@@ -8,8 +8,8 @@ import numpy as np
 from run_files import without_clock
 
 from zeroplay_jax.configs import dspo
+from zeroplay_jax.run import build
 from zeroplay_jax.selfplay.schedule import all_steps
-from zeroplay_jax.training import build
 
 
 def make_config(ahead=1, **fields):

@@ -14,8 +14,8 @@ from zeroplay_jax.configs import drzero, dspo, piplay, scope, ssp
 from zeroplay_jax.configuration.rules import check
 from zeroplay_jax.export import export
 from zeroplay_jax.policy import adapter_config, adapters, hf
+from zeroplay_jax.run import branch, loop
 from zeroplay_jax.selfplay.recipe import trained_roles, weights_of_roles
-from zeroplay_jax.training import branch, loop
 
 RECIPES = {'drzero': drzero, 'dspo': dspo, 'piplay': piplay, 'scope': scope, 'ssp': ssp}
 # π-Play, with a teacher, is the run that is killed below, which every run of the tests plays.

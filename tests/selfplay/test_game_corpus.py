@@ -13,10 +13,10 @@ from zeroplay_jax.recipes.datasets import DocumentSampler
 from zeroplay_jax.retrieval import build
 from zeroplay_jax.retrieval.client import Client
 from zeroplay_jax.retrieval.types import SearchFailed
+from zeroplay_jax.run import run_folder
 from zeroplay_jax.selfplay.library import Library, SearchableCorpus
 from zeroplay_jax.selfplay.library_builder import build_library, check_and_reset_failures
 from zeroplay_jax.selfplay.schedule import Phase, Step
-from zeroplay_jax.training import run_folder
 from zeroplay_jax.types import UserError
 
 

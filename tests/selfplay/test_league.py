@@ -13,8 +13,8 @@ from run_files import check_same_run, final_states, lines
 
 from zeroplay_jax.configuration.fields import fit_to_recipe
 from zeroplay_jax.configuration.rules import check
+from zeroplay_jax.run import branch, loop
 from zeroplay_jax.selfplay.recipe import RoleSpec
-from zeroplay_jax.training import branch, loop
 
 
 def make_config(rank=0, **fields):

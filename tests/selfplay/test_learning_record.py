@@ -7,10 +7,10 @@ import types
 import pytest
 from test_engine import make, play, policy  # noqa: F401 - a fixture
 
+from zeroplay_jax.run.outcome import learning_summary, remedy, stop_line
 from zeroplay_jax.selfplay.records import LearningRecord, shares_text
 from zeroplay_jax.selfplay.schedule import Phase, Step
 from zeroplay_jax.selfplay.update import RolePlan
-from zeroplay_jax.training.outcome import learning_summary, remedy, stop_line
 from zeroplay_jax.types import Outcome, Row, TaskDropped
 
 

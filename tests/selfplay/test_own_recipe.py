@@ -15,10 +15,10 @@ from zeroplay_jax.evaluation.answering import evaluate
 from zeroplay_jax.recipes.datasets import SeedDocument
 from zeroplay_jax.recipes.drzero import Recipe as DrZero
 from zeroplay_jax.rollout.prompts import Prompt
+from zeroplay_jax.run import build
 from zeroplay_jax.selfplay.recipe import Recipe
 from zeroplay_jax.selfplay.schedule import Step, all_steps
 from zeroplay_jax.settings.kinds import ConfigError
-from zeroplay_jax.training import build
 from zeroplay_jax.types import Question, Task
 
 RECIPE = '''

@@ -15,6 +15,7 @@ from zeroplay_jax.rollout.environment import Environment, Limits
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.rollout.tokens import Codec
+from zeroplay_jax.run import build
 from zeroplay_jax.selfplay import answers
 from zeroplay_jax.selfplay.collection import Collector
 from zeroplay_jax.selfplay.context import Role, RolloutContext, StepRun
@@ -22,7 +23,6 @@ from zeroplay_jax.selfplay.judge import TextJudge, judgements_of_episode, policy
 from zeroplay_jax.selfplay.recipe import Recipe
 from zeroplay_jax.selfplay.schedule import Phase, Step
 from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT
-from zeroplay_jax.training import build
 from zeroplay_jax.types import Question, Task, Turn
 
 RUBRICS = (

@@ -13,6 +13,7 @@ from zeroplay_jax.configuration.fields import frozen
 from zeroplay_jax.policy import hf
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.tokens import Codec
+from zeroplay_jax.run import build
 from zeroplay_jax.selfplay import library_builder, prompt_check
 from zeroplay_jax.selfplay.context import Role, RolloutContext
 from zeroplay_jax.selfplay.library import Document, SearchableCorpus
@@ -20,7 +21,6 @@ from zeroplay_jax.selfplay.recipe import recipe_class
 from zeroplay_jax.selfplay.role_environment import role_environment
 from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, ConfigError
 from zeroplay_jax.tools.registry import build_tools
-from zeroplay_jax.training import build
 from zeroplay_jax.types import Question, UserError
 
 SHORT = Document('Gumu', 'Gumu lies in Lomi.')

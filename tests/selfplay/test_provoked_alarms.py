@@ -10,10 +10,10 @@ import pytest
 import scripted
 from test_engine import make, play, policy, spoil_gradient  # noqa: F401
 
+from zeroplay_jax.run import alarms as alarms_module
+from zeroplay_jax.run.alarms import FIGURES, Alarms
+from zeroplay_jax.run.outcome import Stop, current_stop, stop_after
 from zeroplay_jax.selfplay.schedule import Phase, Step
-from zeroplay_jax.training import alarms as alarms_module
-from zeroplay_jax.training.alarms import FIGURES, Alarms
-from zeroplay_jax.training.outcome import Stop, current_stop, stop_after
 from zeroplay_jax.types import Question, RowInfo, ToolCall, Turn
 
 FOUND = Turn('s', scripted.search_call(['q'], (({'title': 'Mimi', 'text': 'Founder: Lomi.'},),)))

@@ -158,7 +158,7 @@ class MetricsWriter:
         """Writes records, each with its step, to the file of this name.
 
         They are 'trajectories' (rollouts for the report), 'tasks' (selfplay/task_log.py), or 'alarms'
-        (`training.outcome.Alarm`).
+        (`run.outcome.Alarm`).
         """
         self._files[name].write(records)
 

@@ -1,4 +1,4 @@
-"""Metrics of a step that show a run going wrong while its rewards look well; `training.outcome` watches them.
+"""Metrics of a step that show a run going wrong while its rewards look well; `run.outcome` watches them.
 
 They are computed once per step, on the host, from the rows. A figure that would rest on a few rows is left out.
 """

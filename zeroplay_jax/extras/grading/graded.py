@@ -32,6 +32,7 @@ from zeroplay_jax.extras.grading.record import (
 )
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.rollout.prompts import Prompt, select
+from zeroplay_jax.run import build, outcome, run_folder
 from zeroplay_jax.runtime import disk, signals, workdir
 from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.selfplay.context import RolloutContext
@@ -39,7 +40,6 @@ from zeroplay_jax.selfplay.judge import GRADE_PROMPT, Judge, RuleJudge, TextJudg
 from zeroplay_jax.selfplay.judge_endpoint import check_judge, endpoint_writer
 from zeroplay_jax.selfplay.recipe import Recipe, answering_recipe, recipe_class
 from zeroplay_jax.settings.schema import Config
-from zeroplay_jax.training import build, outcome, run_folder
 from zeroplay_jax.types import Trajectory, UserError
 
 RESULTS = 'results.json'

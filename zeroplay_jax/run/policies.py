@@ -19,6 +19,7 @@ from zeroplay_jax.retrieval import downloads, json_text
 from zeroplay_jax.rollout.environment import Environment
 from zeroplay_jax.rollout.prompts import Prompt
 from zeroplay_jax.rollout.tokens import END_OF_TURN_FIELD, Codec
+from zeroplay_jax.run.run_folder import ATTRIBUTES
 from zeroplay_jax.runtime.record import Entries
 from zeroplay_jax.selfplay.context import Role
 from zeroplay_jax.selfplay.engine import Engine
@@ -27,7 +28,6 @@ from zeroplay_jax.selfplay.role_environment import role_environment
 from zeroplay_jax.settings.kinds import built_in_name, prompts_name
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.tools.base import Invocation, Tool, ToolResult
-from zeroplay_jax.training.run_folder import ATTRIBUTES
 
 
 def write_policy(

@@ -9,8 +9,8 @@ import time
 from refused_calls import check_table
 
 from zeroplay_jax.retrieval import progress
+from zeroplay_jax.run import hooks
 from zeroplay_jax.selfplay.schedule import Phase, Step
-from zeroplay_jax.training import hooks
 
 
 def test_the_lines():

@@ -15,15 +15,15 @@ from zeroplay_jax.configuration import fields
 from zeroplay_jax.configuration.fields import frozen
 from zeroplay_jax.learner.checkpoint import Checkpointer, saved_steps
 from zeroplay_jax.policy import adapters
+from zeroplay_jax.run import branch, run_folder
+from zeroplay_jax.run.run_folder import Place
+from zeroplay_jax.run.state import RunState, Saver
 from zeroplay_jax.runtime import record
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.selfplay import recipe as recipes
 from zeroplay_jax.selfplay.recipe import recipe_class
 from zeroplay_jax.selfplay.schedule import Phase, Step
 from zeroplay_jax.settings.kinds import InputPath, Section
-from zeroplay_jax.training import branch, run_folder
-from zeroplay_jax.training.run_folder import Place
-from zeroplay_jax.training.state import RunState, Saver
 from zeroplay_jax.types import UserError
 
 FACTORS = {'layer_0': {'q': {adapters.A: jnp.ones((4, 2)), adapters.B: jnp.ones((2, 4))}}}

@@ -11,23 +11,23 @@ from typing import Any
 
 from zeroplay_jax.evaluation import report_builder
 from zeroplay_jax.retrieval import json_text, progress
-from zeroplay_jax.runtime import disk
-from zeroplay_jax.runtime import record as run_record
-from zeroplay_jax.selfplay.engine import Engine
-from zeroplay_jax.selfplay.schedule import Step
-from zeroplay_jax.settings.kinds import DEMONSTRATIONS
-from zeroplay_jax.training import run_folder
-from zeroplay_jax.training.build import RunContext
-from zeroplay_jax.training.outcome import current_stop, learning_summary
-from zeroplay_jax.training.policies import (
+from zeroplay_jax.run import run_folder
+from zeroplay_jax.run.build import RunContext
+from zeroplay_jax.run.outcome import current_stop, learning_summary
+from zeroplay_jax.run.policies import (
     export_texts,
     fingerprints,
     merged_folder,
     roles_by_weights,
     write_policy,
 )
-from zeroplay_jax.training.state import RunState
-from zeroplay_jax.training.summary import summarise_run, summary_json
+from zeroplay_jax.run.state import RunState
+from zeroplay_jax.run.summary import summarise_run, summary_json
+from zeroplay_jax.runtime import disk
+from zeroplay_jax.runtime import record as run_record
+from zeroplay_jax.selfplay.engine import Engine
+from zeroplay_jax.selfplay.schedule import Step
+from zeroplay_jax.settings.kinds import DEMONSTRATIONS
 from zeroplay_jax.types import Json
 
 

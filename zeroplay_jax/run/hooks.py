@@ -11,6 +11,10 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 import jax
 
 from zeroplay_jax.retrieval import progress
+from zeroplay_jax.run.alarms import Alarm
+from zeroplay_jax.run.state import RunState
+from zeroplay_jax.run.steps import Played
+from zeroplay_jax.run.trajectories import trajectory_records
 from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.runtime.log import MetricsWriter
@@ -19,10 +23,6 @@ from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.records import step_name
 from zeroplay_jax.selfplay.schedule import Step
 from zeroplay_jax.settings.kinds import warn
-from zeroplay_jax.training.alarms import Alarm
-from zeroplay_jax.training.state import RunState
-from zeroplay_jax.training.steps import Played
-from zeroplay_jax.training.trajectories import trajectory_records
 
 _PROFILE_FOLDER = 'profile'
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from zeroplay_jax.learner.checkpoint import Checkpointer
+from zeroplay_jax.run.alarms import EMPTY_SEARCHES, FIGURES, STOP, Alarm
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.records import (
     EQUAL_REWARDS,
@@ -19,7 +20,6 @@ from zeroplay_jax.selfplay.records import (
 )
 from zeroplay_jax.selfplay.schedule import Step
 from zeroplay_jax.settings.schema import Config
-from zeroplay_jax.training.alarms import EMPTY_SEARCHES, FIGURES, STOP, Alarm
 from zeroplay_jax.types import Json, TrainingStopped
 
 _UNFINISHED = (

@@ -10,11 +10,11 @@ from zeroplay_jax.configs import drzero
 from zeroplay_jax.configuration import fields
 from zeroplay_jax.evaluation import report_builder
 from zeroplay_jax.learner.checkpoint import Checkpointer
+from zeroplay_jax.run import branch, policy_settings, run_folder
+from zeroplay_jax.run.run_folder import Place
 from zeroplay_jax.runtime import record
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.runtime.log import MetricsWriter
-from zeroplay_jax.training import branch, policy_settings, run_folder
-from zeroplay_jax.training.run_folder import Place
 from zeroplay_jax.types import UserError
 
 ROLLOUT = {'phase': 'solver', 'role': 'solver', 'segments': []}

@@ -11,9 +11,9 @@ from zeroplay_jax import ask
 from zeroplay_jax.configs import drzero
 from zeroplay_jax.configuration import places, rules
 from zeroplay_jax.export import export
+from zeroplay_jax.run import loop
 from zeroplay_jax.runtime import record
 from zeroplay_jax.settings.kinds import prompts_name
-from zeroplay_jax.training import loop
 
 EXAMPLE = pathlib.Path(__file__).parents[2] / 'configs' / 'drzero_prompts.toml'
 

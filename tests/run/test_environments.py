@@ -15,7 +15,7 @@ import killed_runs
 import pytest
 from run_files import check_same_run, lines
 
-from zeroplay_jax.training import loop
+from zeroplay_jax.run import loop
 
 ROOT = pathlib.Path(__file__).parents[2]
 

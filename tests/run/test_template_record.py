@@ -6,8 +6,8 @@ import pytest
 
 from zeroplay_jax.configs import drzero
 from zeroplay_jax.evaluation.results import Results, SetResults, result_settings
+from zeroplay_jax.run import run_folder
 from zeroplay_jax.runtime import record
-from zeroplay_jax.training import run_folder
 
 
 def write(workdir, template):

@@ -8,6 +8,8 @@ from zeroplay_jax.configs import common
 from zeroplay_jax.policy import adapters, hf
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.tokens import open_codec
+from zeroplay_jax.run import policies, run_folder
+from zeroplay_jax.run.policies import export_texts, model_card, write_adapter
 from zeroplay_jax.selfplay.context import Role
 from zeroplay_jax.selfplay.library import SearchableCorpus
 from zeroplay_jax.selfplay.recipe import RoleSpec, recipe_class, weights_of_roles
@@ -15,8 +17,6 @@ from zeroplay_jax.selfplay.role_environment import role_environment
 from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT
 from zeroplay_jax.settings.schema import LINEARS
 from zeroplay_jax.tools.registry import build_tools
-from zeroplay_jax.training import policies, run_folder
-from zeroplay_jax.training.policies import export_texts, model_card, write_adapter
 
 CLEAN = BUILT_IN_CHECKPOINT.parent / 'clean'
 QUESTION = 'What is the teacher of the founder of Mimi?'

@@ -11,14 +11,14 @@ import numpy as np
 from zeroplay_jax.evaluation import statistics
 from zeroplay_jax.evaluation.answering import evaluate
 from zeroplay_jax.retrieval import progress
+from zeroplay_jax.run.build import RunContext
+from zeroplay_jax.run.outcome import raise_if_nothing_found
+from zeroplay_jax.run.state import RunState
+from zeroplay_jax.run.trajectories import rendering_check
 from zeroplay_jax.runtime.hosts import sums
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.recipe import answering_recipe
 from zeroplay_jax.selfplay.schedule import Step
-from zeroplay_jax.training.build import RunContext
-from zeroplay_jax.training.outcome import raise_if_nothing_found
-from zeroplay_jax.training.state import RunState
-from zeroplay_jax.training.trajectories import rendering_check
 from zeroplay_jax.types import Row
 
 

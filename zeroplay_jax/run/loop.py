@@ -12,6 +12,19 @@ from ml_collections import ConfigDict
 
 from zeroplay_jax.configuration import fields
 from zeroplay_jax.retrieval import progress
+from zeroplay_jax.run import branch, build, ending, run_folder
+from zeroplay_jax.run.alarms import Alarms
+from zeroplay_jax.run.hooks import Log, Screen, traced
+from zeroplay_jax.run.outcome import (
+    current_stop,
+    raise_if_stopped_or_untrained,
+    raise_if_weights_are_lost,
+    stop_after,
+)
+from zeroplay_jax.run.policies import fingerprints
+from zeroplay_jax.run.run_folder import Place
+from zeroplay_jax.run.state import RunState, Saver
+from zeroplay_jax.run.steps import play
 from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.runtime import signals
 from zeroplay_jax.runtime.devices import CompilationCache
@@ -19,19 +32,6 @@ from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.schedule import Step, all_steps, with_evaluations
 from zeroplay_jax.settings.schema import Config
-from zeroplay_jax.training import branch, build, ending, run_folder
-from zeroplay_jax.training.alarms import Alarms
-from zeroplay_jax.training.hooks import Log, Screen, traced
-from zeroplay_jax.training.outcome import (
-    current_stop,
-    raise_if_stopped_or_untrained,
-    raise_if_weights_are_lost,
-    stop_after,
-)
-from zeroplay_jax.training.policies import fingerprints
-from zeroplay_jax.training.run_folder import Place
-from zeroplay_jax.training.state import RunState, Saver
-from zeroplay_jax.training.steps import play
 from zeroplay_jax.types import Preempted, UserError
 
 

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from zeroplay_jax.evaluation import statistics
+from zeroplay_jax.run.state import RunState
+from zeroplay_jax.run.steps import metric_name
 from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.selfplay.library import Library
 from zeroplay_jax.settings.schema import Config
-from zeroplay_jax.training.state import RunState
-from zeroplay_jax.training.steps import metric_name
 from zeroplay_jax.types import Json, Question
 
 

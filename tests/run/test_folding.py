@@ -8,7 +8,7 @@ from run_files import check_same_run, lines
 
 from examples.folding import recipe
 from zeroplay_jax import export
-from zeroplay_jax.training import loop
+from zeroplay_jax.run import loop
 
 
 @pytest.fixture(scope='module')

@@ -7,7 +7,7 @@ import pytest
 from run_files import check_same_run, lines
 
 from examples.turn_credit import recipe
-from zeroplay_jax.training import loop
+from zeroplay_jax.run import loop
 from zeroplay_jax.types import ToolCall, Trajectory, Turn
 
 

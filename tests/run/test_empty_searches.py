@@ -10,13 +10,13 @@ from trajectories import make_trajectory
 from zeroplay_jax.api import Index
 from zeroplay_jax.configs import common
 from zeroplay_jax.retrieval.client import Client
+from zeroplay_jax.run import outcome
+from zeroplay_jax.run.alarms import Alarms
 from zeroplay_jax.selfplay import health, metrics
 from zeroplay_jax.selfplay.library import Library, SearchableCorpus
 from zeroplay_jax.selfplay.library_builder import check_and_reset_failures
 from zeroplay_jax.selfplay.schedule import Phase, Step
 from zeroplay_jax.session import search_warning
-from zeroplay_jax.training import outcome
-from zeroplay_jax.training.alarms import Alarms
 from zeroplay_jax.types import Row, ToolCall, TrainingStopped, Turn
 
 PASSAGE = {'id': '7', 'title': 'T', 'text': 'x', 'score': 0.0}

@@ -10,13 +10,13 @@ import time
 from collections.abc import Iterator, Mapping
 
 from zeroplay_jax.learner.checkpoint import Checkpointer, remove_after
+from zeroplay_jax.run.outcome import Stop
+from zeroplay_jax.run.run_folder import Place
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.runtime.record import Identity
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.schedule import Step
 from zeroplay_jax.settings.schema import Config
-from zeroplay_jax.training.outcome import Stop
-from zeroplay_jax.training.run_folder import Place
 from zeroplay_jax.types import Json, UserError
 
 # Folder of the best checkpoint in the workdir.

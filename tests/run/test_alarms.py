@@ -9,9 +9,9 @@ from refused_calls import check_table
 
 from zeroplay_jax.configs import common
 from zeroplay_jax.configuration import fields
+from zeroplay_jax.run import alarms as alarms_module
+from zeroplay_jax.run.alarms import FIGURES, STOP, WARN, Alarms, Levels
 from zeroplay_jax.selfplay.schedule import Phase, Step
-from zeroplay_jax.training import alarms as alarms_module
-from zeroplay_jax.training.alarms import FIGURES, STOP, WARN, Alarms, Levels
 
 
 def step(number, name='solver', trains=('solver',)):

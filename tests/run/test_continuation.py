@@ -9,9 +9,9 @@ from run_records import write_record
 from zeroplay_jax.configs import drzero
 from zeroplay_jax.configuration.fields import frozen
 from zeroplay_jax.learner.checkpoint import Checkpointer, saved_steps
+from zeroplay_jax.run import branch, run_folder
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.selfplay.schedule import Phase, Step
-from zeroplay_jax.training import branch, run_folder
 
 PHASE = Phase('solver', 8, ('solver',), iteration=1)
 STEPS = [Step(PHASE, number, number) for number in range(8)]

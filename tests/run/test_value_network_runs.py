@@ -16,7 +16,7 @@ from zeroplay_jax.learner import value_network
 from zeroplay_jax.learner.checkpoint import VALUE_NETWORK_PREFIX
 from zeroplay_jax.policy import sharding
 from zeroplay_jax.policy.decoder import ModelConfig
-from zeroplay_jax.training import branch, build, loop
+from zeroplay_jax.run import branch, build, loop
 
 NETWORK = VALUE_NETWORK_PREFIX + 'solver'
 

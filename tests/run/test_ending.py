@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from zeroplay_jax.training import ending
-from zeroplay_jax.training.summary import summary_json
+from zeroplay_jax.run import ending
+from zeroplay_jax.run.summary import summary_json
 
 
 def test_lists_of_numbers_in_the_summary_take_one_line():

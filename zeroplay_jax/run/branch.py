@@ -35,6 +35,7 @@ from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.policy import sharding
 from zeroplay_jax.policy.transformer import Params
 from zeroplay_jax.retrieval import downloads, objects
+from zeroplay_jax.run.run_folder import POLICY, Place
 from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.runtime import workdir as run_workdir
 from zeroplay_jax.runtime.hosts import Hosts
@@ -44,7 +45,6 @@ from zeroplay_jax.selfplay.recipe import weights_of_roles
 from zeroplay_jax.selfplay.schedule import Step
 from zeroplay_jax.settings.kinds import warn
 from zeroplay_jax.settings.schema import Config
-from zeroplay_jax.training.run_folder import POLICY, Place
 from zeroplay_jax.types import Json, UserError, first_line
 
 if TYPE_CHECKING:

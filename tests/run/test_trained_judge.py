@@ -10,11 +10,11 @@ from run_files import check_same_run, lines
 from zeroplay_jax.configs import common, scope
 from zeroplay_jax.configuration.fields import frozen
 from zeroplay_jax.configuration.rules import check
+from zeroplay_jax.run import build, loop
 from zeroplay_jax.selfplay import judge
 from zeroplay_jax.selfplay.recipe import Recipe
 from zeroplay_jax.selfplay.schedule import Phase
 from zeroplay_jax.settings.kinds import ConfigError, refuse
-from zeroplay_jax.training import build, loop
 from zeroplay_jax.types import UserError
 
 RUBRICS = ['Names its country.', 'Names its leader.']

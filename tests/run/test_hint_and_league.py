@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from run_files import check_same_run, final_states, lines
 
-from zeroplay_jax.training import loop
+from zeroplay_jax.run import loop
 
 
 def make_config(example):

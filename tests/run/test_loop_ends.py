@@ -7,14 +7,14 @@ from unittest import mock
 import pytest
 
 from zeroplay_jax.configs import quickstart
+from zeroplay_jax.run import hooks, loop, run_folder
+from zeroplay_jax.run import state as states
+from zeroplay_jax.run.run_folder import Place
+from zeroplay_jax.run.state import RunState
+from zeroplay_jax.run.steps import Played
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.runtime.log import MetricsWriter
 from zeroplay_jax.selfplay.schedule import Phase, Step, all_steps, with_evaluations
-from zeroplay_jax.training import hooks, loop, run_folder
-from zeroplay_jax.training import state as states
-from zeroplay_jax.training.run_folder import Place
-from zeroplay_jax.training.state import RunState
-from zeroplay_jax.training.steps import Played
 from zeroplay_jax.types import Preempted, TrainingStopped, UserError
 
 STEPS = [Step(Phase('solver', 4, ('solver',)), index, index) for index in range(4)]
