@@ -19,7 +19,6 @@ from zeroplay_jax.extras import load_extra
 from zeroplay_jax.retrieval import objects
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime.record import FILE_NAME, WorkdirError, flat_config, read
-from zeroplay_jax.settings.kinds import warn_once
 from zeroplay_jax.types import Json
 
 # A message names this many differing fields at most.
@@ -245,18 +244,12 @@ def _check_equal(
     current: dict[str, Any],
     free: tuple[str, ...],
 ) -> None:
-    """Raises WorkdirError if the flattened configs differ in a field that is not free.
-
-    A field that only one of them has is of another version; those of the folder are named in a warning.
-    """
+    """Raises WorkdirError if the flattened configs differ in a field that is not free."""
     differing = []
-    for field in sorted(saved.keys() & current.keys()):
+    for field in sorted(saved.keys() | current.keys()):
         if field not in free and saved.get(field) != current.get(field):
             differing.append(f'{field} (there {saved.get(field)}, now {current.get(field)})')
     if not differing:
-        if unknown := sorted(saved.keys() - current.keys()):
-            names = ', '.join(unknown)
-            warn_once(f'{workdir}: fields of its run that this version does not have: {names}')
         return
     fields = ', '.join(differing[:_MAX_FIELDS_IN_ERROR])
     num_omitted = len(differing) - _MAX_FIELDS_IN_ERROR
