@@ -1,7 +1,6 @@
 """Local copies of files and folders: of the Hugging Face Hub (hf://owner/model), of buckets (gs://bucket/path).
 
-Models and datasets of the Hub go to the library's cache, after a line with their size. What is in the cache needs no
-connection.
+Models and datasets of the Hub go to the library's cache. What is in the cache needs no connection.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import re
 import shutil
 import sys
 from collections.abc import Container, Iterator, Mapping, Sequence
-from typing import Any
 
 from . import objects, progress
 from .objects import Bucket, StoredObject
@@ -116,43 +114,26 @@ def name_in_path(path: str) -> str:
 
 
 def _fetch(name: str, repository: str, kind: str, patterns: Sequence[str]) -> pathlib.Path:
-    """Returns the local folder with the files of a repository that fit the patterns; prints the size of a download."""
+    """Returns the local folder with the files of a repository that fit the patterns."""
     # Imported here, because it is slow to load and needed for such names only.
     import huggingface_hub
 
     # The library's warnings about retries would repeat the error below.
     logging.getLogger('huggingface_hub').setLevel(logging.ERROR)
-    options: dict[str, Any] = {'repo_type': kind, 'allow_patterns': list(patterns)}
     try:
-        try:
-            files = huggingface_hub.snapshot_download(repository, dry_run=True, **options)
-        except Exception as error:
-            return _cached(huggingface_hub, repository, options, error)
-        missing = [file for file in files if file.will_download]
-        if missing:
-            size = size_text(sum(file.file_size or 0 for file in missing))
-            line = (
-                f'downloads {size} in {len(missing)} files from the Hugging Face Hub: {repository}'
-            )
-            print(line, file=sys.stderr)
-        with progress.clock(f'fetch {repository}'):
-            return pathlib.Path(huggingface_hub.snapshot_download(repository, **options))
+        # Without a connection it takes what is in its cache.
+        folder = huggingface_hub.snapshot_download(
+            repository, repo_type=kind, allow_patterns=list(patterns)
+        )
+        return pathlib.Path(folder)
     # Connection, cache and permission errors have many types.
     except Exception as error:
+        # What is not in the cache either was not fetched for another reason.
+        is_absent = type(error).__name__ == 'LocalEntryNotFoundError'
+        cause = error.__cause__ or error if is_absent else error
         fix = 'download it where there is a connection, and give its path'
-        reason, fix = _REFUSALS.get(type(error).__name__, (first_line(error), fix))
+        reason, fix = _REFUSALS.get(type(cause).__name__, (first_line(cause), fix))
         raise RetrievalError(f'{name} could not be fetched ({reason}); {fix}') from None
-
-
-def _cached(
-    library: Any, repository: str, options: dict[str, Any], error: Exception
-) -> pathlib.Path:
-    """Returns the folder of a repository in the cache; raises `error`, of the connection, if it is not there."""
-    try:
-        return pathlib.Path(library.snapshot_download(repository, local_files_only=True, **options))
-    except Exception:
-        # The library tells the reason in what it raises from.
-        raise error.__cause__ or error from None
 
 
 def size_text(count: int) -> str:

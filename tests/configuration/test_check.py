@@ -103,7 +103,7 @@ def policy(tmp_path):
             {'hidden_size': 64},
             [
                 'num_key_value_heads=2 is not divisible',
-                'has shape (960, 128), config.json asks for',
+                'is (960, 128), and (960, 64) in a',
             ],
         ),
         # The mesh is not judged by a config that cannot be used.

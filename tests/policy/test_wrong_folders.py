@@ -39,11 +39,6 @@ def twice(folder):
     split(folder, 2, kernel)
 
 
-def both(folder):
-    weights = (folder / 'model.safetensors').read_bytes()
-    (split(folder, 2) / 'model.safetensors').write_bytes(weights)
-
-
 def without_prefixes(tensors):
     for name in list(tensors):
         tensors[name.removeprefix('model.')] = tensors.pop(name)
@@ -72,8 +67,11 @@ class Folders:
         return self.files(lambda folder: (folder / 'config.json').write_text(text))
 
     def index_text(self, text):
-        name = 'model.safetensors.index.json'
-        return self.files(lambda folder: (folder / name).write_text(text))
+        def replace(folder):
+            (folder / 'model.safetensors').unlink()
+            (folder / 'model.safetensors.index.json').write_text(text)
+
+        return self.files(replace)
 
     def weights(self, change):
         def rewrite(folder):

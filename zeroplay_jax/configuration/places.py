@@ -334,7 +334,7 @@ def file_exists(field: str, path: str) -> bool:
 def download(config: ConfigDict) -> None:
     """Replaces names on the Hub by the paths of what they name, in place; downloads what is not in the cache.
 
-    Call it after the config was checked: a model may take minutes. Prints a line with the size before.
+    Call it after the config was checked: a model may take minutes.
 
     Raises:
       ConfigError: one line; what could not be fetched.

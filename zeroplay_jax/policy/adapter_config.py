@@ -6,36 +6,24 @@ import contextlib
 import dataclasses
 import os
 import pathlib
-import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
 from zeroplay_jax.retrieval import json_text
 from zeroplay_jax.settings.kinds import built_in_path, warn_once
-from zeroplay_jax.settings.schema import LINEARS
 from zeroplay_jax.types import UserError
 
 CONFIG_FILE = 'adapter_config.json'
 WEIGHTS_FILE = 'adapter_model.safetensors'
 
-# Fields of PEFT that change what an adapter computes, and the only values that are supported here. None is what a file
-# without the field means.
+# Values of fields of PEFT with which an adapter computes what is computed here. Other fields, but for those below, must
+# not be set: PEFT gets new kinds of adapters by new fields.
 _SUPPORTED: dict[str, tuple] = {
     'peft_type': ('LORA',),
-    'use_rslora': (False, None),
-    'use_dora': (False, None),
-    'fan_in_fan_out': (False, None),
     'bias': ('none', None),
-    'lora_bias': (False, None),
-    'modules_to_save': (None, []),
-    'rank_pattern': (None, {}),
-    'alpha_pattern': (None, {}),
-    'layers_to_transform': (None,),
-    'layer_replication': (None,),
-    'target_parameters': (None, []),
     # Other values, such as 'pissa', change the base when PEFT loads the adapter.
     'init_lora_weights': (True, False, 'gaussian', 'orthogonal', 'eva', None),
 }
@@ -106,20 +94,24 @@ def holds_other_weights(folder: pathlib.Path, other: pathlib.Path) -> bool:
 
     Names and sizes are compared, and samples of the content, because a base may have many GiB.
     """
-    names = sorted(path.name for path in folder.glob('*.safetensors'))
-    if names != sorted(path.name for path in other.glob('*.safetensors')):
-        return True
-    for name in names:
-        size = (folder / name).stat().st_size
-        if size != (other / name).stat().st_size:
-            return True
-        with (folder / name).open('rb') as file, (other / name).open('rb') as other_file:
-            for start in range(0, size, max(1, size // _SAMPLES)):
-                file.seek(start)
-                other_file.seek(start)
-                if file.read(_SAMPLE_BYTES) != other_file.read(_SAMPLE_BYTES):
-                    return True
-    return False
+    sizes, other_sizes = (
+        {path.name: path.stat().st_size for path in each.glob('*.safetensors')}
+        for each in (folder, other)
+    )
+    return sizes != other_sizes or any(
+        sample != other_sample
+        for name in sizes
+        for sample, other_sample in zip(_samples(folder / name), _samples(other / name))
+    )
+
+
+def _samples(path: pathlib.Path) -> Iterator[bytes]:
+    """Yields parts of a file, from its beginning to its end."""
+    size = path.stat().st_size
+    with path.open('rb') as file:
+        for start in range(0, size, max(1, size // _SAMPLES)):
+            file.seek(start)
+            yield file.read(_SAMPLE_BYTES)
 
 
 def is_adapter(folder) -> bool:
@@ -163,42 +155,28 @@ def read(folder) -> AdapterConfig:
         raise UserError(f'{path.parent}: no adapter; name a folder with {CONFIG_FILE}') from None
     except ValueError as error:
         raise UserError(f'{path}: cannot be read ({error!r}); copy the folder again') from None
+    for field in sorted(fields.keys() | _SUPPORTED):
+        supported = _SUPPORTED.get(field, _UNSET)
+        if field not in WITHOUT_EFFECT and fields.get(field) not in supported:
+            raise UserError(f'{path}: {field}={fields.get(field)!r} is not supported; {_MERGE}')
     rank: Any = fields.get('r')
     alpha: Any = fields.get('lora_alpha')
-    stored_base = fields.get('base_model_name_or_path')
-    for field, supported in _SUPPORTED.items():
-        if fields.get(field) not in supported:
-            raise UserError(
-                f'{path}: {field}={fields.get(field)!r} is not supported; {_MERGE}, or train it with '
-                f'{field}={supported[0]!r}'
-            )
-    for field, value in fields.items():
-        # PEFT gets new kinds of adapters by new fields.
-        if field not in WITHOUT_EFFECT and field not in _SUPPORTED and value not in _UNSET:
-            raise UserError(
-                f'{path}: {field}={value!r} is not supported; {_MERGE}, or train it without'
-            )
+    stored_base: Any = fields.get('base_model_name_or_path')
     # True and false are numbers in Python.
-    if type(rank) is not int or rank < 1:
-        raise UserError(
-            f'{path}: r={rank!r} is not a whole number above 0; write the one of its training'
-        )
-    if type(alpha) not in (int, float) or not 0 < alpha <= sys.float_info.max:
-        raise UserError(
-            f'{path}: lora_alpha={alpha!r} is not a finite number above 0; write the one of its training'
-        )
-    if not isinstance(stored_base, str) or not stored_base:
-        raise UserError(
-            f'{path}: base_model_name_or_path={stored_base!r} is no folder; write the folder of the base into the file'
-        )
-    stored = _modules_of_tensors(path.parent / WEIGHTS_FILE)
-    modules = fields.get('target_modules')
-    # Of what is excluded, a file has no factors: `hf.load_adapter` refuses them as tensors without a place.
-    linears = _linears_of(modules, stored) - _linears_of(fields.get('exclude_modules'), stored)
-    if not linears:
-        raise UserError(
-            f'{path}: target_modules={modules!r} is not supported; list the names of the modules'
-        )
+    sound = {
+        'r': type(rank) is int and rank > 0,
+        'lora_alpha': type(alpha) in (int, float) and 0 < alpha <= sys.float_info.max,
+        'base_model_name_or_path': isinstance(stored_base, str) and stored_base != '',
+    }
+    for field, is_sound in sound.items():
+        if not is_sound:
+            raise UserError(f'{path}: {field}={fields.get(field)!r}; write that of its training')
+    modules: Any = fields.get('target_modules')
+    # An expression, or a list with exceptions: the tensors say which modules it names.
+    if not isinstance(modules, list) or fields.get('exclude_modules'):
+        modules = _modules_of_tensors(path.parent / WEIGHTS_FILE)
+    # A module may be named with its parents, such as self_attn.q_proj.
+    linears = {str(name).rpartition('.')[2].removesuffix(_MODULE_SUFFIX) for name in modules}
     # PEFT needs a path in the file; that of a built-in checkpoint may be in a clone that is gone.
     base = pathlib.Path(built_in_path(stored_base))
     if base.is_dir() and not os.path.exists(stored_base):
@@ -206,24 +184,6 @@ def read(folder) -> AdapterConfig:
             f'{path}: base_model_name_or_path={stored_base!r} is not there; adds the adapter to {base}'
         )
     return AdapterConfig(rank, float(alpha), tuple(sorted(linears)), base)
-
-
-def _linears_of(modules: Any, stored: Iterable[str]) -> set[str]:
-    """Returns the linear layers that a field of PEFT names; none for a value that cannot be used.
-
-    Args:
-      modules: names of modules, 'all-linear', or a regular expression; the tensors say which modules that matches.
-      stored: names of the modules that the file of tensors has factors for.
-    """
-    if modules == 'all-linear':
-        modules = list(LINEARS)
-    if isinstance(modules, str):
-        with contextlib.suppress(re.error):
-            modules = [module for module in stored if re.fullmatch(modules, module)]
-    if not isinstance(modules, list) or not all(type(x) is str for x in modules):
-        return set()
-    # A module may be named with its parents, such as self_attn.q_proj.
-    return {module.rpartition('.')[2].removesuffix(_MODULE_SUFFIX) for module in modules}
 
 
 def _modules_of_tensors(path: pathlib.Path) -> list[str]:
@@ -234,7 +194,7 @@ def _modules_of_tensors(path: pathlib.Path) -> list[str]:
         for name in file.keys():
             module, factor, _ = name.partition('.lora_A.')
             if factor:
-                modules.append(module.removeprefix(ADAPTED))
+                modules.append(module)
     return modules
 
 

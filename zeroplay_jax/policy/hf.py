@@ -403,9 +403,6 @@ def save(
         _write_config(staged / 'config.json', like_config, config, written_dtype)
 
 
-# ---- adapters --------------------------------------------------------------------------------------
-
-
 _FACTORS = {A: 'lora_A', B: 'lora_B'}
 # The decoder in `transformers`, and in a model with an encoder of images, which older versions name otherwise.
 _DECODER = 'model.layers.'
@@ -417,10 +414,10 @@ def check_linears(model: ModelConfig, linears: Sequence[str], name: str) -> None
     """Raises UserError for adapters of layers that the model does not have; `name`: of what lists the layers."""
     if model.experts:
         refuse_feed_forward(linears, name)
-    kernels = [path for path in tensors(model) if path.endswith('/kernel')]
+    kernels = [path.split('/')[-2] for path in tensors(model) if path.endswith('/kernel')]
     for linear in linears:
-        if not any(path.endswith(f'/{linear}/kernel') for path in kernels):
-            raise UserError(f'{name}: no layer of this model has {linear!r}; take it away')
+        if linear not in kernels or linear not in ALL_LINEARS:
+            raise UserError(f'{name}: no layer of this model has {linear!r} to adapt; take it away')
 
 
 def wrapped_modules(model: ModelConfig, linears: Sequence[str]) -> tuple[str, ...]:
@@ -478,42 +475,24 @@ def check_adapter(folder, model: ModelConfig) -> dict[tuple[str, str, str], str]
     config = read_adapter(folder)
     path = folder / WEIGHTS_FILE
     if not path.is_file():
-        fix = 'copy the folder again'
-        if (folder / 'adapter_model.bin').exists():
-            fix = 'load adapter_model.bin with peft and write it with save_pretrained'
-        raise UserError(f'{folder}: has no {WEIGHTS_FILE}; {fix}')
-    stored = file_headers(path)
-    unknown = sorted(set(config.linears) - set(ALL_LINEARS))
-    if unknown:
         raise UserError(
-            f'{folder / CONFIG_FILE}: target_modules has {unknown[0]!r}; only the linear layers '
-            f'{", ".join(ALL_LINEARS)} can have adapters'
+            f'{folder}: has no {WEIGHTS_FILE}; load the adapter with peft and write it with save_pretrained'
         )
+    stored = file_headers(path)
     check_linears(model, config.linears, f'{folder / CONFIG_FILE}: target_modules')
     names = _adapter_names(model, config.linears, _decoder_of(stored))
-    different = sorted(set(names.values()) ^ set(stored))
-    if different:
-        is_missing = different[0] in names.values()
-        state = 'is missing' if is_missing else 'has no place'
-        fix = 'take the adapter of this model'
-        if is_missing:
-            fix += ', or merge one of some layers alone into its base with merge_and_unload of PEFT'
-        elif different[0].startswith(ADAPTED):
-            fix += f', or correct target_modules and exclude_modules in {CONFIG_FILE}'
-        if 'embed_tokens' in different[0] or 'lm_head' in different[0]:
-            fix = 'save the adapter with save_embedding_layers=False, or merge it with merge_and_unload of PEFT'
-        raise UserError(
-            f'{path}: tensor {different[0]} {state} in a model of {model.layers} layers; {fix}'
-        )
-    shapes = tensors(model)
+    whole = tensors(model)
+    expected = {}
     for (layer, linear, factor), name in names.items():
-        fan_in, fan_out = shapes[f'{layer}/{linear}/kernel'].shape
+        fan_in, fan_out = whole[f'{layer}/{linear}/kernel'].shape
         # PyTorch stores both factors as [out, in].
-        expected = (config.rank, fan_in) if factor == A else (fan_out, config.rank)
-        if stored[name].shape != expected:
+        expected[name] = (config.rank, fan_in) if factor == A else (fan_out, config.rank)
+    for name in sorted(expected.keys() | stored):
+        shape = stored[name].shape if name in stored else 'not there'
+        if shape != expected.get(name):
             raise UserError(
-                f'{path}: tensor {name} must have shape {expected}, it has {stored[name].shape}; take the adapter of '
-                'this model'
+                f'{path}: tensor {name} is {shape}, and {expected.get(name, "not there")} for this model and '
+                f'{CONFIG_FILE}; take the adapter of this model, or merge it with merge_and_unload of PEFT'
             )
         check_dtype(stored[name])
     return names

@@ -45,8 +45,6 @@ def read_config(folder, **overrides) -> ModelConfig:
     activation = getattr(config, 'hidden_activation', None) or config.hidden_act
     if activation not in _ACTIVATIONS[switches.get('activation', 'silu')]:
         raise unusable(path, f'activation {activation!r} is not supported in {name}')
-    if not 0 < config.rms_norm_eps < 1:
-        raise unusable(path, f'rms_norm_eps={config.rms_norm_eps} must be between 0 and 1')
     windows = _windows(path, name, config)
     full, sliding, rotated_share = _rotary_parameters(path, name, config)
     scaling, sliding_scaling = _scaling(path, full), _scaling(path, sliding)
@@ -56,9 +54,8 @@ def read_config(folder, **overrides) -> ModelConfig:
         raise unusable(path, reason)
     head_dim = families.head_dim(config)
     rotary_dim = int(head_dim * rotated_share)
-    # The rotary embedding rotates pairs of channels.
-    if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
-        raise unusable(path, f'rotates {rotary_dim} channels of head_dim={head_dim}, not pairs')
+    if not 0 < rotary_dim <= head_dim:
+        raise unusable(path, f'rotates {rotary_dim} channels of head_dim={head_dim}')
     has_other_base = bool(windows) and sliding['rope_theta'] != full['rope_theta']
     return ModelConfig(
         family=name,
@@ -119,8 +116,6 @@ def _rotary_parameters(path: Path, name: str, config: Any) -> tuple[dict, dict, 
     if name != 'qwen35':
         return parameters, parameters, 1
     share = parameters.pop('partial_rotary_factor', 1)
-    if not isinstance(share, (int, float)) or not 0 < share <= 1:
-        raise unusable(path, f'partial_rotary_factor={share!r} must be between 0 and 1')
     texts = {key: value for key, value in parameters.items() if key not in _IMAGE_FIELDS}
     return texts, texts, share
 
@@ -157,11 +152,6 @@ def _scaling(path: Path, parameters: dict) -> rope.Scaling | None:
     if kind == 'yarn':
         # YaRN §3.4: sqrt(1/t) = 0.1 ln(s) + 1 for a context s times as long.
         values.setdefault('attention_factor', 0.1 * math.log(max(values.get('factor', 1), 1)) + 1)
-    for field in dataclasses.fields(scaling):
-        if field.default is dataclasses.MISSING and field.name not in values:
-            raise unusable(path, f'rope_parameters.{field.name} is missing')
-    if kind == 'llama3' and values['high_freq_factor'] <= values['low_freq_factor']:
-        raise unusable(path, 'rope_parameters.high_freq_factor must exceed low_freq_factor')
     return scaling(**{name: values[name] for name in names & values.keys()})
 
 

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+import jax
 import ml_dtypes
 import numpy as np
+from flax.traverse_util import flatten_dict
 from safetensors import SafetensorError, safe_open
 
+from zeroplay_jax.policy import transformer
 from zeroplay_jax.policy.decoder import DELTA, ModelConfig
 from zeroplay_jax.policy.families import CheckpointError, is_wrapped
 from zeroplay_jax.retrieval import json_text
-
-# ---- tensor names ----------------------------------------------------------------------------------
-#
-# Names, shapes and axis order of the tensors in a Hugging Face checkpoint, for every parameter of the decoder.
 
 
 class Tensor(NamedTuple):
@@ -49,66 +51,6 @@ class Tensor(NamedTuple):
         return self.shape[::-1] if self.transposed else self.shape
 
 
-_QUERY_SIZE = 'num_attention_heads·head_dim'
-_KV_SIZE = 'num_key_value_heads·head_dim'
-_GATED_QUERY_SIZE = f'{_QUERY_SIZE}·2'
-_CHANNELS = (
-    'linear_num_key_heads·linear_key_head_dim·2+linear_num_value_heads·linear_value_head_dim'
-)
-_VALUES = 'linear_num_value_heads·linear_value_head_dim'
-
-# Parameter path -> (tensor name, names of its sizes in our axis order).
-_MODEL_TENSORS = {
-    'embedding': ('model.embed_tokens.weight', ('vocab_size', 'hidden_size')),
-    'final_norm/scale': ('model.norm.weight', ('hidden_size',)),
-    'head': ('lm_head.weight', ('hidden_size', 'vocab_size')),
-}
-# The same for one layer: parameter paths below layer_<i>, tensor names below model.layers.<i>.
-_LAYER_TENSORS = {
-    'input_norm/scale': ('input_layernorm.weight', ('hidden_size',)),
-    'q/kernel': ('self_attn.q_proj.weight', ('hidden_size', _QUERY_SIZE)),
-    'k/kernel': ('self_attn.k_proj.weight', ('hidden_size', _KV_SIZE)),
-    'v/kernel': ('self_attn.v_proj.weight', ('hidden_size', _KV_SIZE)),
-    'q/bias': ('self_attn.q_proj.bias', (_QUERY_SIZE,)),
-    'k/bias': ('self_attn.k_proj.bias', (_KV_SIZE,)),
-    'v/bias': ('self_attn.v_proj.bias', (_KV_SIZE,)),
-    'q_norm/scale': ('self_attn.q_norm.weight', ('head_dim',)),
-    'k_norm/scale': ('self_attn.k_norm.weight', ('head_dim',)),
-    'o/kernel': ('self_attn.o_proj.weight', (_QUERY_SIZE, 'hidden_size')),
-    'post_norm/scale': ('post_attention_layernorm.weight', ('hidden_size',)),
-    'pre_mlp_norm/scale': ('pre_feedforward_layernorm.weight', ('hidden_size',)),
-    'gate/kernel': ('mlp.gate_proj.weight', ('hidden_size', 'intermediate_size')),
-    'up/kernel': ('mlp.up_proj.weight', ('hidden_size', 'intermediate_size')),
-    'down/kernel': ('mlp.down_proj.weight', ('intermediate_size', 'hidden_size')),
-    'post_mlp_norm/scale': ('post_feedforward_layernorm.weight', ('hidden_size',)),
-}
-# The same for a mixture of experts (policy/experts.py), in place of the feed-forward.
-_FEED_FORWARD = ('gate/kernel', 'up/kernel', 'down/kernel')
-_EXPERTS, _EXPERT_SIZE = 'num_experts', 'moe_intermediate_size'
-_MIXTURE_TENSORS = {
-    'moe/router': ('mlp.gate.weight', ('hidden_size', _EXPERTS)),
-    'moe/gate': ('mlp.experts.*.gate_proj.weight', (_EXPERTS, 'hidden_size', _EXPERT_SIZE)),
-    'moe/up': ('mlp.experts.*.up_proj.weight', (_EXPERTS, 'hidden_size', _EXPERT_SIZE)),
-    'moe/down': ('mlp.experts.*.down_proj.weight', (_EXPERTS, _EXPERT_SIZE, 'hidden_size')),
-}
-# The same for what a gated delta net has in place of attention.
-_DELTA_TENSORS = {
-    'in_proj_qkv/kernel': ('linear_attn.in_proj_qkv.weight', ('hidden_size', _CHANNELS)),
-    'in_proj_z/kernel': ('linear_attn.in_proj_z.weight', ('hidden_size', _VALUES)),
-    'rate/kernel': ('linear_attn.in_proj_b.weight', ('hidden_size', 'linear_num_value_heads')),
-    'decay/kernel': ('linear_attn.in_proj_a.weight', ('hidden_size', 'linear_num_value_heads')),
-    'filters': ('linear_attn.conv1d.weight', (_CHANNELS, '1', 'linear_conv_kernel_dim')),
-    'decay_log': ('linear_attn.A_log', ('linear_num_value_heads',)),
-    'decay_bias': ('linear_attn.dt_bias', ('linear_num_value_heads',)),
-    'delta_norm/scale': ('linear_attn.norm.weight', ('linear_value_head_dim',)),
-    'out/kernel': ('linear_attn.out_proj.weight', (_VALUES, 'hidden_size')),
-}
-# Placement of the norms -> those that a layer does not have.
-_ABSENT_NORMS = {
-    'before': ('pre_mlp_norm', 'post_mlp_norm'),
-    'after': ('input_norm', 'pre_mlp_norm'),
-    'both': (),
-}
 # In models with other parts beside the decoder: prefixes of its tensors, and of those of the other parts. Old and new
 # versions of transformers order the names differently.
 _DECODER_PREFIXES = {
@@ -129,77 +71,70 @@ def decoder_name(name: str) -> str | None:
     return name
 
 
+# Parameters of ours → their tensors, without '.weight'; those of a layer stand below model.layers.<i>.
+_NAMES = {
+    'embedding': 'model.embed_tokens',
+    'final_norm/scale': 'model.norm',
+    'head': 'lm_head',
+    'input_norm/scale': 'input_layernorm',
+    'post_norm/scale': 'post_attention_layernorm',
+    'pre_mlp_norm/scale': 'pre_feedforward_layernorm',
+    'post_mlp_norm/scale': 'post_feedforward_layernorm',
+    'q/kernel': 'self_attn.q_proj',
+    'k/kernel': 'self_attn.k_proj',
+    'v/kernel': 'self_attn.v_proj',
+    'o/kernel': 'self_attn.o_proj',
+    'q/bias': 'self_attn.q_proj.bias',
+    'k/bias': 'self_attn.k_proj.bias',
+    'v/bias': 'self_attn.v_proj.bias',
+    'q_norm/scale': 'self_attn.q_norm',
+    'k_norm/scale': 'self_attn.k_norm',
+    'gate/kernel': 'mlp.gate_proj',
+    'up/kernel': 'mlp.up_proj',
+    'down/kernel': 'mlp.down_proj',
+    # A mixture of experts (policy/experts.py).
+    'moe/router': 'mlp.gate',
+    'moe/gate': 'mlp.experts.*.gate_proj',
+    'moe/up': 'mlp.experts.*.up_proj',
+    'moe/down': 'mlp.experts.*.down_proj',
+    # A gated delta net (policy/delta.py).
+    'in_proj_qkv/kernel': 'linear_attn.in_proj_qkv',
+    'in_proj_z/kernel': 'linear_attn.in_proj_z',
+    'rate/kernel': 'linear_attn.in_proj_b',
+    'decay/kernel': 'linear_attn.in_proj_a',
+    'filters': 'linear_attn.conv1d',
+    'decay_log': 'linear_attn.A_log',
+    'decay_bias': 'linear_attn.dt_bias',
+    'delta_norm/scale': 'linear_attn.norm',
+    'out/kernel': 'linear_attn.out_proj',
+}
+
+
+@functools.lru_cache
 def tensors(config: ModelConfig) -> dict[str, Tensor]:
     """Returns {parameter path: its tensor} for every parameter of the model."""
-    rows = dict(_MODEL_TENSORS)
-    if config.tied:
-        del rows['head']
-    attention_rows = _layer_tensors(config)
-    delta_rows = _DELTA_TENSORS | {
-        path: row for path, row in attention_rows.items() if not row[0].startswith('self_attn.')
-    }
-    for i in range(config.layers):
-        is_delta = bool(config.windows) and config.windows[i] == DELTA
-        layer_rows = delta_rows if is_delta else attention_rows
-        for path, (name, dims) in layer_rows.items():
-            rows[f'layer_{i}/{path}'] = (f'model.layers.{i}.{name}', dims)
-    sizes = {
-        'vocab_size': config.vocab_size,
-        'hidden_size': config.hidden_size,
-        'intermediate_size': config.intermediate_size,
-        'head_dim': config.head_dim,
-        _QUERY_SIZE: config.heads * config.head_dim,
-        _KV_SIZE: config.kv_heads * config.head_dim,
-        _GATED_QUERY_SIZE: 2 * config.heads * config.head_dim,
-    }
-    if config.experts:
-        sizes |= {_EXPERTS: config.experts.count, _EXPERT_SIZE: config.experts.size}
-    if config.delta is not None:
-        sizes |= {
-            _CHANNELS: config.delta.channels,
-            _VALUES: config.delta.values,
-            'linear_num_value_heads': config.delta.value_heads,
-            'linear_value_head_dim': config.delta.value_dim,
-            'linear_conv_kernel_dim': config.delta.taps,
-            '1': 1,
-        }
+    windows = [window if window == DELTA else 0 for window in config.windows or [0] * config.layers]
+    # A layer of each kind has the parameters of all; `init` is traced and not run.
+    kinds = sorted({*windows})
+    sample = dataclasses.replace(config, layers=len(kinds), windows=tuple(kinds), mesh=None)
+    parameters = jax.eval_shape(lambda: transformer.init(sample, jax.random.key(0)))
+    layers = [flatten_dict(parameters.pop(f'layer_{kind}'), sep='/') for kind in range(len(kinds))]
     result = {}
-    for path, (name, dims) in rows.items():
-        shape = tuple(sizes[dim] for dim in dims)
-        # The embedding is a table [vocabulary, hidden] in both formats, not a kernel.
-        transposed = path.endswith('/kernel') or '/moe/' in path or path == 'head'
-        result[path] = Tensor(name, shape, transposed, '*' in name)
+    for path, array in flatten_dict(parameters, sep='/').items():
+        result[path] = _tensor(path, _NAMES[path], array.shape)
+    for number, window in enumerate(windows):
+        for path, array in layers[kinds.index(window)].items():
+            name = f'model.layers.{number}.{_NAMES[path]}'
+            result[f'layer_{number}/{path}'] = _tensor(path, name, array.shape)
     return result
 
 
-def _layer_tensors(config: ModelConfig) -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Returns the rows of _LAYER_TENSORS for the parameters that the model has."""
-    layer_tensors = dict(_LAYER_TENSORS)
-    if not config.qkv_bias:
-        for projection in ('q', 'k', 'v'):
-            del layer_tensors[f'{projection}/bias']
-    if config.qk_norm == 'none':
-        del layer_tensors['q_norm/scale']
-        del layer_tensors['k_norm/scale']
-    if config.qk_norm == 'projection':
-        # The norm covers all heads, as the bias does, so its scale has the size of the bias.
-        for projection in ('q', 'k'):
-            name, _ = _LAYER_TENSORS[f'{projection}_norm/scale']
-            _, dims = _LAYER_TENSORS[f'{projection}/bias']
-            layer_tensors[f'{projection}_norm/scale'] = (name, dims)
-    if config.experts:
-        for path in _FEED_FORWARD:
-            del layer_tensors[path]
-        layer_tensors |= _MIXTURE_TENSORS
-    if config.output_gate:
-        name, (inputs, _) = layer_tensors['q/kernel']
-        layer_tensors['q/kernel'] = (name, (inputs, _GATED_QUERY_SIZE))
-    for name in _ABSENT_NORMS[config.norms]:
-        del layer_tensors[f'{name}/scale']
-    return layer_tensors
-
-
-# ---- stored tensors --------------------------------------------------------------------------------
+def _tensor(path: str, name: str, shape: tuple[int, ...]) -> Tensor:
+    """Returns the tensor of a parameter; `name`: without '.weight'."""
+    # The embedding is a table [vocabulary, hidden] in both formats, not a kernel.
+    transposed = path.endswith('/kernel') or path.startswith('moe/') or path == 'head'
+    ending = '' if name.endswith(('.A_log', '.dt_bias', '.bias')) else '.weight'
+    return Tensor(name + ending, shape, transposed, '*' in name)
 
 
 _DTYPES = ('F32', 'BF16', 'F16', 'F64')
@@ -241,36 +176,29 @@ def open_file(path: Path) -> Iterator[Any]:
 
 
 def number_fault(array: np.ndarray) -> str:
-    """Returns what is wrong with the numbers of a tensor, such as 'numbers that are not finite'; '' if nothing is."""
+    """Returns what is wrong with the numbers of a tensor, in words; '' if nothing is."""
     if array.dtype == ml_dtypes.bfloat16:
         # Several times faster than a conversion to float32. Magnitudes are ordered as their bits are.
-        magnitudes = array.view(np.uint16) & _BFLOAT16_MAGNITUDE
-        are_usable = (magnitudes <= _LARGEST_BFLOAT16).all()
+        are_usable = (array.view(np.uint16) & _BFLOAT16_MAGNITUDE <= _LARGEST_BFLOAT16).all()
     else:
         are_usable = (np.abs(array) <= LARGEST_NUMBER).all()
-    if are_usable:
-        return ''
-    largest = np.abs(array).astype(np.float64).max()
-    if np.isfinite(largest):
-        return f'a number of {largest:.0e}'
-    return 'numbers that are not finite'
+    return '' if are_usable else f'numbers that are not finite, or beyond {LARGEST_NUMBER:.0e}'
 
 
 def _weight_files(folder: Path) -> list[Path]:
     """Returns the safetensors files of a folder: a single one, or those of the index."""
-    single = folder / 'model.safetensors'
-    index = folder / _INDEX
-    if not index.exists():
-        if not single.exists():
-            others = ', '.join(sorted(path.name for path in folder.iterdir()))
-            raise CheckpointError(
-                f'{folder}: holds neither model.safetensors nor {_INDEX} (only {others}); copy the folder again, or '
-                'write it with save_pretrained of transformers'
-            )
+    single, index = folder / 'model.safetensors', folder / _INDEX
+    # In this order, as `transformers` looks for them.
+    if single.exists():
         return [single]
+    if not index.exists():
+        raise CheckpointError(
+            f'{folder}: holds neither {single.name} nor {_INDEX}; copy the folder again, or write it with '
+            'save_pretrained of transformers'
+        )
     try:
-        names = set(json_text.read_object(index)['weight_map'].values())
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        names = {str(name) for name in json_text.read_object(index)['weight_map'].values()}
+    except (ValueError, KeyError, AttributeError) as error:
         raise CheckpointError(
             f'{index}: cannot be read as an index of tensors ({error!r})'
         ) from None
@@ -278,12 +206,7 @@ def _weight_files(folder: Path) -> list[Path]:
     absent = names - {path.name for path in folder.iterdir()}
     if absent:
         raise CheckpointError(
-            f'{index}: names {absent.pop()!r}, which is no file of the folder; copy the folder again'
-        )
-    # If both exist, it is unclear which weights are meant.
-    if single.exists() and single.name not in names:
-        raise CheckpointError(
-            f'{folder}: holds model.safetensors and an index of other files; remove one of them'
+            f'{index}: names {min(absent)!r}, which is no file of the folder; copy the folder again'
         )
     return [folder / name for name in sorted(names)]
 
@@ -320,11 +243,8 @@ def has_other_head(folder: Path) -> bool:
     with open_file(embedding.file) as embedding_file, open_file(head.file) as head_file:
         embedding_rows = embedding_file.get_slice(embedding.name)
         head_rows = head_file.get_slice(head.name)
-        for first in range(0, rows, step):
-            part = slice(first, min(first + step, rows))
-            if not np.array_equal(embedding_rows[part], head_rows[part]):
-                return True
-    return False
+        parts = (slice(first, min(first + step, rows)) for first in range(0, rows, step))
+        return any(not np.array_equal(embedding_rows[part], head_rows[part]) for part in parts)
 
 
 def decoder_headers(folder: Path) -> StoredTensors:
@@ -350,28 +270,18 @@ def decoder_headers(folder: Path) -> StoredTensors:
 def checked_headers(folder: Path, config: ModelConfig) -> StoredTensors:
     """Returns `decoder_headers`; CheckpointError unless they are those that config.json requires."""
     stored = decoder_headers(folder)
-    expected: dict[str, tuple[int, ...]] = {}
-    for parameter in tensors(config).values():
-        for part in parameter.parts:
-            expected[part.name] = part.stored_shape
-    for name in sorted(expected.keys() ^ stored.keys()):
-        if name in stored and _says_nothing_new(name, config):
-            continue
-        problem = 'is missing'
-        if name in stored:
-            problem = f'has no place in a {config.family} model of {config.layers} layers'
-        fix = 'take the config.json that belongs to the weights'
-        if f'{name.partition(".experts.")[0]}.experts.gate_up_proj' in stored:
-            fix = (
-                'the experts are there as one tensor; write the folder with '
-                'save_pretrained(save_original_format=True)'
-            )
-        raise CheckpointError(f'{folder}: tensor {name} {problem}; {fix}')
-    for name, shape in expected.items():
-        if stored[name].shape != shape:
+    parts = itertools.chain.from_iterable(tensor.parts for tensor in tensors(config).values())
+    expected = {part.name: part.stored_shape for part in parts}
+    surplus = [name for name in stored.keys() - expected if not _says_nothing_new(name, config)]
+    for name in sorted([*expected, *surplus]):
+        shape = stored[name].shape if name in stored else 'not there'
+        if shape != expected.get(name):
+            fix = 'take the config.json that belongs to the weights'
+            if f'{name.partition(".experts.")[0]}.experts.gate_up_proj' in stored:
+                fix = 'write the folder with save_pretrained(save_original_format=True)'
             raise CheckpointError(
-                f'{stored[name].file}: tensor {name} has shape {stored[name].shape}, config.json asks for {shape}; '
-                'take the config.json that belongs to the weights'
+                f'{folder}: tensor {name} is {shape}, and {expected.get(name, "not there")} in a {config.family} model '
+                f'of {config.layers} layers; {fix}'
             )
         check_dtype(stored[name])
     return stored

@@ -128,11 +128,6 @@ def fingerprints(engine: Engine) -> dict[str, list[int]]:
     }
 
 
-# ---- model card ------------------------------------------------------------------------------------
-#
-# README.md and generation_config.json, which say how to run an exported policy.
-
-
 _GENERATION_FILE = 'generation_config.json'
 
 
@@ -265,11 +260,6 @@ def _messages(roles: Sequence[Role], templates: Mapping[str, Prompt]) -> dict[st
                 name += ', beside the schemas of its tools'
             texts[name] = ''.join(message['content'])
     return texts
-
-
-# ---- roles of a run --------------------------------------------------------------------------------
-#
-# From the records in its workdir, without its tools, index and weights.
 
 
 class RecordedTool(Tool):
