@@ -26,13 +26,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-import ml_collections
 import numpy as np
 
 from benchmarks import command
 from benchmarks.peers import workload
 from benchmarks.peers.workload import TRAIN_BATCH, TRAIN_LEN, Rollouts, median_seconds
-from zeroplay_jax.configs import common
 from zeroplay_jax.learner.batch import Batch, pack
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.policy import sharding, transformer
@@ -44,6 +42,7 @@ from zeroplay_jax.rollout.sampler import Sampler, SamplerConfig
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.rollout.tokens import Codec
+from zeroplay_jax.settings.schema import TrainedRole
 from zeroplay_jax.tools.base import Tool, ToolResult
 from zeroplay_jax.types import POLICY, PROMPT, Row, Trajectory, UserError
 
@@ -174,8 +173,7 @@ class Engine:
         self.rollouts = rollouts
         self.version = 0
         mesh = sharding.make_mesh()
-        role = ml_collections.ConfigDict(common.get_config().solver.to_dict())
-        role.weight_decay = 1e-4
+        role = TrainedRole(weight_decay=1e-4)
         # Nothing else refers to these weights, so updates can free them.
         sizes = (TRAIN_BATCH, TRAIN_LEN)
         self.learner = Learner(model, mesh, {'solver': role}, random_weights(model), sizes)

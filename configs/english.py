@@ -62,5 +62,8 @@ def get_config(folder=''):
         # A corpus in which names connect enough documents also gives documents of two hops.
         if documents.exists():
             config.schedule.hop_ratio = cloze_files.hop_ratio(files.documents(str(documents)))
-        config.retrieval.held_out = str(inputs / 'held_out.jsonl')
+        # With questions of the user's own nothing is held out, and there may be no such file.
+        held_out = inputs / 'held_out.jsonl'
+        if held_out.exists():
+            config.retrieval.held_out = str(held_out)
     return config

@@ -131,7 +131,9 @@ def read(
     is_text = holds_texts(source)
     if is_text and fields:
         raise RetrievalError(f'{source}: texts have no fields; take --fields away')
-    if is_text and not (source.exists() and files_of(source)):
+    if not source.exists():
+        raise RetrievalError(f'{source}: no such file or folder{similar_path(source)}')
+    if is_text and not files_of(source):
         raise RetrievalError(
             f'{source}: no .txt or .md file in it; give a folder of unpacked texts, or one file of passages; convert '
             f'PDF with pdftotext and other documents with pandoc -t plain{similar_path(source)}'

@@ -132,8 +132,11 @@ def _passage_of(item: Any) -> Passage:
         raise Unusable(f'it is a JSON {type_name(row)}, not an object')
     # Without scores a server returns the documents themselves.
     document = row.get('document')
+    if isinstance(document, str):
+        document = _object_in(document) or document
     if isinstance(document, Mapping):
-        row = {**row, **document}
+        given = {name: value for name, value in document.items() if value is not None}
+        row = {**row, **_identity(document.get('metadata')), **given}
     # Beside a text the document is a reference, such as an id.
     elif isinstance(document, str) and not any(row.get(name) for name in FIELD_NAMES['text']):
         row = {**row, 'contents': document}
@@ -146,6 +149,27 @@ def _passage_of(item: Any) -> Passage:
         passage_id = hashlib.sha256(contents(title, text).encode()).hexdigest()[:_ID_DIGITS]
     score = row.get('score')
     return {'id': passage_id, 'title': title, 'text': text, 'score': _score(score)}
+
+
+def _identity(metadata: Any) -> dict[str, Any]:
+    """Returns id and title in the metadata of a document, where LangChain has them."""
+    fields = metadata if isinstance(metadata, Mapping) else {}
+    names = (*FIELD_NAMES['id'], *FIELD_NAMES['title'])
+    return {name: fields[name] for name in names if fields.get(name) is not None}
+
+
+def _object_in(text: str) -> Mapping[str, Any] | None:
+    """Returns the document in a JSON text, as some servers send it; None for any other text."""
+    if not text.startswith('{'):
+        return None
+    try:
+        document = json_text.parse_object(text, not_finite=float)
+    except Unusable:
+        return None
+    # A text of its own may be JSON, too; a document has an id or a title beside its text.
+    is_named = any(document.get(name) is not None for name in (*FIELD_NAMES['id'], 'title'))
+    has_text = any(document.get(name) is not None for name in FIELD_NAMES['text'])
+    return document if is_named and has_text else None
 
 
 def _score(value: Any) -> float:

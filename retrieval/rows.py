@@ -159,18 +159,18 @@ def _tsv_rows(source: pathlib.Path) -> Iterator[tuple[int, Row]]:
         try:
             cells = _cells(line)
             if headings is None:
-                headings = cells
                 # Spreadsheets write empty columns behind the last one.
                 json_text.refuse_repeated([name for name in cells if name.strip()], 'column')
+                headings = cells
                 continue
             if len(cells) != len(headings):
                 raise Unusable(f'{len(cells)} columns instead of {len(headings)}, as in line 1')
             yield number, dict(zip(headings, cells))
         except Unusable as error:
             # Without headings no row can be read.
-            if number == 1:
+            if headings is None:
                 raise RetrievalError(
-                    f'{source}:1: {error}; correct the names of the columns'
+                    f'{source}:{number}: {error}; correct the names of the columns'
                 ) from None
             yield number, error
 

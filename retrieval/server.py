@@ -26,6 +26,7 @@ import contextlib
 import dataclasses
 import logging
 import pathlib
+import resource
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
@@ -53,6 +54,8 @@ _SHUTDOWN_SECONDS = 60
 _CLIENT_LEFT = 499
 # A request that may be refused before its body was read to the end; the connection is then closed.
 _BODY_UNREAD = (408, 413)
+# Descriptors of the process that are no connections.
+_OTHER_FILES = 64
 # A body that is too long is read up to this multiple of its limit, because a client that is still sending when the
 # connection is closed gets a connection reset instead of the reason.
 _DISCARDED_LIMITS = 16
@@ -323,8 +326,10 @@ def _is_number(value: Any) -> bool:
 
 def uvicorn_server(app: App, **options: Any) -> uvicorn.Server:
     """Returns the HTTP server of an application; `options` are further settings of `uvicorn.Config`."""
+    most_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     settings: dict[str, Any] = {
-        'limit_concurrency': app.limits.connections,
+        # Each connection is a file; the index and the requests need some too.
+        'limit_concurrency': max(1, min(app.limits.connections, most_files - _OTHER_FILES)),
         'timeout_graceful_shutdown': _SHUTDOWN_SECONDS,
         'log_level': 'warning',
         'access_log': False,

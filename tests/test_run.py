@@ -149,7 +149,7 @@ def test_a_longer_schedule_killed_and_resumed_equals_an_uninterrupted_run(uninte
         del record['run']
     assert records[0] == records[1]
     recorded = json.loads((killed / 'run.json').read_text())
-    assert recorded['origin']['step'] == steps + 1 and recorded['machine'] == 'cpu:2'
+    assert recorded['origin']['step'] == steps + 1
 
 
 @pytest.mark.long

@@ -33,7 +33,7 @@ def test_what_leaves_the_chip_leaves_in_order_and_no_more_than_needed():
 SMALL = """
 import dataclasses, json, jax, numpy as np
 from benchmarks.machines import programs as ours
-from zeroplay_jax.configs import common
+from zeroplay_jax.settings.schema import TrainedRole
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.policy import delta, sharding, transformer
 from zeroplay_jax.rollout import sampler, scoring
@@ -43,7 +43,7 @@ mesh = sharding.make_mesh(4, 2, 2, devices=machine.devices)
 host = sharding.make_mesh(1, 2, 2, devices=machine.host_devices)
 fields = dict(dtype='bfloat16', remat=True, attention='splash', scan=True, mesh=mesh)
 one, two = ours.sized(name, 1, **fields), ours.sized(name, 2, dtype='bfloat16')
-solver = {'solver': common.get_config().solver}
+solver = {'solver': TrainedRole()}
 lowered = Learner(one, mesh, solver, ours.parameters(one), (8, 4096)).lower('solver')
 weights = jax.eval_shape(lambda p: transformer.published(two, p), ours.parameters(two))
 weights = ours.with_shardings(weights, sharding.sampler_shardings(weights, host))

@@ -571,7 +571,11 @@ def reward_table(rewards: Any, rollouts: Sequence[Sequence[Trajectory]]) -> list
     table = []
     pairs = itertools.zip_longest(rewards, rollouts, fillvalue=())
     for number, (of_question, samples) in enumerate(pairs):
-        values = np.asarray(of_question)
+        try:
+            values = np.asarray(of_question)
+        except ValueError:
+            # Of parts that differ in length.
+            values = np.asarray(of_question, object)
         are_numbers = values.shape == (len(samples),) and values.dtype.kind in 'biuf'
         if not are_numbers or not (abs(values) <= LARGEST_REWARD).all():
             raise UserError(

@@ -23,7 +23,6 @@ from zeroplay_jax.configuration import check, command_line, fields
 from zeroplay_jax.configuration.places import download, keep_prompts
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.runtime import signals
-from zeroplay_jax.types import UserError, first_line
 
 _CONFIG = flags.DEFINE_string('config', None, 'The run: a Python file.')
 _WORKDIR = flags.DEFINE_string(
@@ -70,10 +69,12 @@ def main(argv: list[str]) -> None:
     try:
         loop.run(config, workdir, _FROM.value)
     except JaxRuntimeError as error:
-        if 'RESOURCE_EXHAUSTED' not in str(error):
-            raise
-        fix = 'python -m zeroplay_jax.extras.plan --machine=… prints flags with which a run fits'
-        raise UserError(f'{first_line(error)}; {fix}') from error
+        if 'RESOURCE_EXHAUSTED' in str(error):
+            fix = (
+                'python -m zeroplay_jax.extras.plan --machine=… prints flags with which a run fits'
+            )
+            print(f'zeroplay_jax: a device has too little memory; {fix}', file=sys.stderr)
+        raise
 
 
 if __name__ == '__main__':

@@ -24,7 +24,8 @@ from typing import Any
 from zeroplay_jax.configuration import command_line, fields, places
 from zeroplay_jax.data import files
 from zeroplay_jax.extras import load_extra
-from zeroplay_jax.retrieval import downloads, json_text, progress
+from zeroplay_jax.mini.question_form import BLANK
+from zeroplay_jax.retrieval import downloads, json_text, objects, progress
 from zeroplay_jax.retrieval.command import RESUMABLE, Parser, exit_status, path_or_packaged
 from zeroplay_jax.retrieval.corpus import files_of, read
 from zeroplay_jax.retrieval.rows import COMPRESSED
@@ -33,7 +34,7 @@ from zeroplay_jax.runtime.record import digest
 from zeroplay_jax.runtime.workdir import check_is_folder
 from zeroplay_jax.selfplay.recipe import recipe_class
 from zeroplay_jax.settings.kinds import CONFIGS, refuse
-from zeroplay_jax.types import Json, UserError
+from zeroplay_jax.types import Json, Question, UserError
 
 # The name at the start of every error line, the same as for the run.
 _NAME = 'zeroplay_jax'
@@ -90,8 +91,11 @@ def _arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str
     fields.set_fields(config, run_flags)
     config.policy.path = downloads.fetch(config.policy.path)
     refuse(config, places.policy_folder(config, recipe_class(config.recipe)))
-    if config.eval.file:
-        files.questions(config.eval.file)
+    args.eval = config.eval.file
+    for path in filter(None, args.eval.split(',')):
+        # Names on the Hub and in buckets are read by the run.
+        if not downloads.is_name(path) and not objects.is_address(path):
+            _warn_of_own_questions(pathlib.Path(path), files.questions(path))
     args.corpus = args.corpus.expanduser()
     workdir = args.workdir or pathlib.Path('runs', _corpus_name(args.corpus) or 'corpus')
     check_is_folder(workdir)
@@ -122,7 +126,7 @@ def _origin(args: argparse.Namespace) -> Json:
         paths = [path for path in files_of(args.corpus) if os.access(path, os.R_OK)]
         names = [text_name(args.corpus, path) for path in paths]
         contents = digest(list(zip(names, disk.file_digests(paths), strict=True)))
-    made_with = [_PASSAGE_WORDS, _QUESTIONS, _FILES_VERSION]
+    made_with = [_PASSAGE_WORDS, 0 if args.eval else _QUESTIONS, _FILES_VERSION]
     return {'corpus': contents, 'encoder': args.encoder, 'version': made_with}
 
 
@@ -185,15 +189,31 @@ def _make_questions(args: argparse.Namespace) -> None:
                 bar.update()
 
     split = load_extra('inputs', 'cloze_files').build(
-        passages, str(args.corpus), _QUESTIONS, _SPLIT_SEED, _MAX_DOCUMENTS
+        passages, str(args.corpus), 0 if args.eval else _QUESTIONS, _SPLIT_SEED, _MAX_DOCUMENTS
     )
-    files.write_lines(args.workdir / 'questions.jsonl', split.questions)
-    # Searches of training leave these passages out (`retrieval.held_out`).
-    files.write_lines(args.workdir / 'held_out.jsonl', split.held_out_passages)
-    _report('questions', split)
-    _warn(args.corpus, split.warning)
+    if args.eval:
+        # The user's own questions may be about any document, so none is held out.
+        _report('questions', f'those of {args.eval}; {len(split.documents)} passages to train on')
+    else:
+        files.write_lines(args.workdir / 'questions.jsonl', split.questions)
+        # Searches of training leave these passages out (`retrieval.held_out`).
+        files.write_lines(args.workdir / 'held_out.jsonl', split.held_out_passages)
+        _report('questions', split)
+        _warn(args.corpus, split.warning)
     # Written last: its existence means that all files are complete.
     files.write_lines(documents_path, split.documents)
+
+
+def _warn_of_own_questions(path: pathlib.Path, questions: Sequence[Question]) -> None:
+    """Warns of questions that the policy for English texts cannot read, and of very few."""
+    open_questions = [question for question in questions if BLANK not in question.text]
+    if open_questions:
+        text = f'{len(open_questions)} of {len(questions)} questions have no {BLANK}, such as'
+        example = repr(open_questions[0].text)
+        _warn(path, f'{text} {example}; the policy for English texts only fills in blanks')
+    least = load_extra('inputs', 'cloze_files').MIN_QUESTIONS
+    if len(questions) < least:
+        _warn(path, f'so few questions decide little ({len(questions)}); give {least} or more')
 
 
 def _make_index(args: argparse.Namespace) -> None:

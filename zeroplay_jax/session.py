@@ -89,14 +89,17 @@ def open_roles(config: Any, opened: build.PolicyFolder, corpus: Any) -> RolloutC
       corpus: what the tools read.
     """
     recipe = answering_recipe(config)
-    specifications = [
-        dataclasses.replace(role, weights_from=_WEIGHTS)
-        for role in recipe.roles(config)
-        if role.name == recipe.evaluated_role or not asks_once(recipe)
-    ]
+    specifications, weights = [], {}
+    for role in recipe.roles(config):
+        if role.name == recipe.evaluated_role or not asks_once(recipe):
+            # A trained role stays one: it has its own limit of prompts, and a temperature.
+            weights[role.name] = _WEIGHTS
+            if not role.is_trained:
+                role = dataclasses.replace(role, weights_from=_WEIGHTS)
+            specifications.append(role)
     templates = select(config.prompts, recipe.prompts)
     context = build.rollout_context(
-        config, specifications, opened, build_tools(config, corpus), templates, {}
+        config, specifications, opened, build_tools(config, corpus), templates, weights
     )
     if context.model is not None:
         # Every request that fails is reported.
@@ -104,9 +107,11 @@ def open_roles(config: Any, opened: build.PolicyFolder, corpus: Any) -> RolloutC
         # The request has the schemas of the tools, whatever the prompts say.
         templates = {name: dataclasses.replace(one, tools='') for name, one in templates.items()}
         context = dataclasses.replace(context, model=model, prompts=templates)
-    role = context.roles[recipe.evaluated_role]
     # Roles that only check or judge are greedy; the user's temperature is that of the others.
-    roles = {**context.roles, role.name: dataclasses.replace(role, temperature=1.0)}
+    asked = {one.name for one in specifications if one.is_trained} | {recipe.evaluated_role}
+    roles = dict(context.roles)
+    for name in asked:
+        roles[name] = dataclasses.replace(roles[name], temperature=1.0)
     return dataclasses.replace(context, roles=roles)
 
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import tiny
 
-from zeroplay_jax.configs import common
 from zeroplay_jax.learner import optimizer
 from zeroplay_jax.learner.batch import pack
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.learner.loss import LossConfig, loss
 from zeroplay_jax.objectives import aggregation, masking, policy_gradient
 from zeroplay_jax.policy import sharding, transformer
+from zeroplay_jax.settings.schema import TrainedRole
 from zeroplay_jax.types import ENV, POLICY, PROMPT, Row, Trajectory, UserError
 
 MODES = ('token', 'seq_mean_token_mean', 'seq_mean_token_sum')
@@ -41,7 +41,7 @@ def batches_of(policy, count=9, micro_rows=4, tokens=50, mode='token'):
 
 def role(**changes):
     return ml_collections.ConfigDict(
-        common.get_config().solver.to_dict() | dict(learning_rate=0.01) | changes
+        TrainedRole().model_dump() | dict(learning_rate=0.01) | changes
     )
 
 

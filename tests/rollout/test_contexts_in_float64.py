@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import ml_collections
 import numpy as np
 import pytest
 import tiny
@@ -9,11 +10,11 @@ import torch
 import transformers
 from test_continuing import QUESTIONS, fold, make_context, run, whole
 
-from zeroplay_jax.configs import common
 from zeroplay_jax.policy import hf
 from zeroplay_jax.rollout import continuing
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.selfplay.update import rows_loss
+from zeroplay_jax.settings.schema import TrainedRole
 from zeroplay_jax.types import POLICY, Row
 
 TEXTS = ('abc', '<answer>b</answer>', 'deaf head')
@@ -93,7 +94,7 @@ def test_the_loss_of_folded_rollouts(both, loss):
         clipped = np.clip(ratio, 1 - CLIP['clip_low'], 1 + CLIP['clip_high'])
         losses.append(np.mean(np.maximum(-advantage * ratio, -advantage * clipped)))
     assert any(len(row.trajectory.contexts) == 3 for row in rows)
-    settings = common.get_config().solver
+    settings = ml_collections.ConfigDict(TrainedRole().model_dump())
     settings.update(loss=loss, aggregation='seq_mean_token_mean', kl_coef=0.0, **CLIP)
     value, _ = rows_loss(policy[1], policy[2], policy[2], rows, settings, (2, 240))
     np.testing.assert_allclose(float(value), np.mean(losses), rtol=1e-4)

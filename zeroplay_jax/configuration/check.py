@@ -151,7 +151,7 @@ def _check_config(config: ConfigDict, target: Any, mistakes: list[str]) -> str:
     others: list[Callable[..., object]] = []
     if has_files:
         others.append(check_programs)
-    if has_files and has_architecture(on_machine):
+    if has_files and 'policy.path' not in in_buckets and has_architecture(on_machine):
         others += [check_heads, read_policy, check_weights, check_tokenizer]
     for check in others:
         with _noted(mistakes):
@@ -162,6 +162,8 @@ def _check_config(config: ConfigDict, target: Any, mistakes: list[str]) -> str:
     if mistakes or target is None:
         return ''
     memory = ''
+    # Of a policy in a bucket the name may tell the sizes.
+    on_machine.policy.path = config.policy.path
     with _noted(mistakes):
         memory = load_extra('plan', 'planning').memory_line(on_machine, target)
     return memory and f'{memory}; not checked: '

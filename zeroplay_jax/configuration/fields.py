@@ -460,6 +460,8 @@ def read_stored_config(workdir: pathlib.Path) -> ConfigDict | None:
                 value = built_in_path(value)
             if _has(config, name):
                 config.update_from_flattened_dict({name: value})
+        if unknown:
+            raise ConfigError(f'it has no field {unknown[0]}')
     except recipes.NoSuchRecipe:
         raise ConfigError(
             f'{path}: its recipe {record.config["recipe"]} cannot be imported from here; run the command in the folder '
@@ -469,8 +471,6 @@ def read_stored_config(workdir: pathlib.Path) -> ConfigDict | None:
         raise ConfigError(
             f'{path}: not a config of this version: {first_line(error)}; correct it, or copy the policy elsewhere'
         ) from None
-    if unknown:
-        warn_once(f'{path}: fields that this version does not have: {", ".join(unknown)}')
     return config
 
 

@@ -18,6 +18,7 @@ from zeroplay_jax.configuration import fields, places
 from zeroplay_jax.mini import world
 from zeroplay_jax.objectives import rewards
 from zeroplay_jax.objectives.registry import BUILT_IN_LOSSES, LossProperties
+from zeroplay_jax.retrieval import objects
 from zeroplay_jax.rollout.prompts import select
 from zeroplay_jax.selfplay.recipe import INITIAL_WEIGHTS, Recipe, recipe_class, trained_roles
 from zeroplay_jax.settings.kinds import (
@@ -59,7 +60,10 @@ def check(
     """
     fields.fit_to_recipe(config)
     fields.check_values(config)
-    if has_files:
+    if has_files and any(map(objects.is_address, fields.leaves(config).values())):
+        # A mistake is told before anything is downloaded.
+        for line in lines(config, has_evaluation, is_training, has_files=False):
+            raise ConfigError(line)
         places.fetch_addresses(config)
     for line in lines(config, has_evaluation, is_training, has_files):
         raise ConfigError(line)
@@ -156,6 +160,10 @@ def lengths(config: Config, recipe: type[Recipe]) -> Iterator[Problem]:
     if config.sampler.chunk > context:
         text = f'longer than a slot; give at most {context} (sampler.context)'
         yield Problem('sampler.chunk', text)
+    if config.reward.overlong_buffer > context:
+        yield Problem(
+            'reward.overlong_buffer', f'longer than a slot (sampler.context={context}); give less'
+        )
     if config.judge.kind == 'policy' and config.judge.tokens >= context:
         text = f'a reply leaves no room for a prompt in a slot of {context} (sampler.context); give less'
         yield Problem('judge.tokens', text)

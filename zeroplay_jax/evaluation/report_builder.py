@@ -212,11 +212,12 @@ def _page_data(place: Path, logged: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def _call(turn: dict[str, Any]) -> dict[str, Any]:
     """Returns what the page shows of a tool call: of its passages title or id and score, because texts are segments."""
     documents = []
-    for passages in turn['documents']:
+    for passages in turn.get('documents') or ():
         documents += [
             [str(one.get('title') or one.get('id')), one.get('score')] for one in passages
         ]
-    return {name: turn[name] for name in ('tool', 'arguments', 'error')} | {'documents': documents}
+    shown = {name: turn.get(name) for name in ('tool', 'arguments', 'error')}
+    return shown | {'documents': documents}
 
 
 def render(runs: list[dict[str, Any]], version: str = '') -> str:

@@ -124,7 +124,7 @@ class SetResults:
             known = [value for value in of_questions if value is not None]
             if known or name != 'vote':
                 values[name] = float(np.mean(known))
-        if self.answered[0].samples:
+        if any(result.samples for result in self.answered):
             of_samples = self.of_samples()
             values['samples'] = float(of_samples.mean())
             values['deviation'] = float(of_samples.std(ddof=1))

@@ -211,6 +211,9 @@ def group_advantages(
       ValueError: a reward is beyond `LARGEST_REWARD`.
     """
     rewards, valid = _check_rows('group_advantages', rewards, valid)
+    # A wrong name would be computed as another one.
+    if baseline not in ('mean', 'loo', 'none') or scale not in ('std', 'batch', 'none'):
+        raise ValueError(f'baseline={baseline!r}, scale={scale!r}: see the arguments')
     has_baseline = baseline != 'none'
     # A reward function may return NaN. One such row must not make its whole group NaN.
     finite = np.isfinite(rewards)

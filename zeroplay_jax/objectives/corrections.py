@@ -63,6 +63,8 @@ def kl(
         estimate = log_difference
     elif kind == 'k2':
         estimate = k2
+    elif kind.rstrip('+') != 'k3':
+        raise ValueError(f'kind={kind!r}: give k1, k2 or k3, k1+ or k3+')
     else:
         negative_difference = log_ratio(ref_logp, logp)
         # expm1 keeps the digits that exp(−d) − 1 loses near d = 0, where most tokens lie.

@@ -91,6 +91,8 @@ def _divergence(student_logp, teacher_logp, kind, mix):
         return _kl(student_logp, teacher_logp)
     if kind == 'forward':
         return _kl(teacher_logp, student_logp)
+    if kind != 'jsd':
+        raise ValueError(f'kind={kind!r}: give reverse, forward or jsd')
     # log M is computed from log-probs: the mixture of two tiny probabilities keeps its digits.
     mixture_logp = jnp.logaddexp(student_logp + jnp.log(mix), teacher_logp + jnp.log1p(-mix))
     student_term = mix * _kl(student_logp, mixture_logp)

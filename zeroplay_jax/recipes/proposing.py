@@ -180,7 +180,6 @@ class Proposal:
       trajectory: the rollout.
       question, answer: texts in its final turn; None if there is none.
       format: Dr. Zero's format score 'raw' and its parts.
-      is_grounded: whether the answer is in the passages of the last search and the question names the source.
       rejected: why the question is not asked (unfinished, no_question, no_answer, leaks_answer, or a recipe's own);
         None if it is.
     """
@@ -189,7 +188,6 @@ class Proposal:
     question: str | None
     answer: str | None
     format: dict[str, float]
-    is_grounded: bool
     rejected: str | None
 
 
@@ -241,7 +239,6 @@ def read_proposal(
     question = final_answer(trajectory, 'question')
     answer = final_answer(trajectory)
     format_score = _format_score(trajectory, seed, question, answer, separate_format)
-    is_grounded = _is_grounded(trajectory, seed, question, answer)
     # The first reason that applies is logged, so the order of the checks must not change.
     rejected: str | None = None
     if trajectory.finish != 'answer':
@@ -254,7 +251,7 @@ def read_proposal(
     # An answer with an empty normal form is contained in every question.
     elif rewards.normalize_answer(answer) in rewards.normalize_answer(question):
         rejected = 'leaks_answer'
-    return Proposal(trajectory, question, answer, format_score, is_grounded, rejected)
+    return Proposal(trajectory, question, answer, format_score, rejected)
 
 
 def _format_score(
@@ -286,25 +283,6 @@ def _format_score(
         retrieved=' '.join(retrieved),
         **counts,
     )
-
-
-def _is_grounded(
-    trajectory: Trajectory, seed: SeedDocument, question: str | None, answer: str | None
-) -> bool:
-    """Returns whether the answer is in the passages of the last search and the question names the source document.
-
-    Failed searches do not count. If none succeeded, the source document takes the place of the passages.
-    """
-    if not question or not answer:
-        return False
-    last_passages = seed.text
-    searches = [call for call in trajectory.calls_of('search') if call.documents]
-    if searches:
-        # The last search is the last hop; an answer from an earlier passage would need fewer hops than requested.
-        passages = itertools.chain.from_iterable(searches[-1].documents)
-        last_passages = ' '.join(passage['text'] for passage in passages)
-    # Compared without normalisation, which would accept answers by coincidence.
-    return answer in last_passages and seed.title in question
 
 
 def question_record(task: Task, proposal: Proposal) -> Question:

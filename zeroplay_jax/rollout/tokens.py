@@ -448,7 +448,7 @@ def text_spans(codec: Codec, trajectory: Trajectory) -> Iterator[dict[str, Any]]
 
 
 # Field of generation_config.json with the ids that end a turn, in folders where `eos_token_id` also names the ends of
-# calls, so that other programs stop there (training/policies.py).
+# calls, so that other programs stop there (run/policies.py).
 END_OF_TURN_FIELD = 'end_of_turn_token_id'
 _EOS = 'eos_token_id'
 

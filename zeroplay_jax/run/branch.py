@@ -158,12 +158,14 @@ def found(
     Raises:
       UserError: one line; --from differs from that at the start of the run, or names no run with a whole checkpoint.
     """
+    # Copies of several processes may meet in one folder.
+    links = place.workdir / f'{_LINKS}_{hosts.index}'
+    # Of a process that was killed.
+    shutil.rmtree(links, ignore_errors=True)
     other = hosts.run_on_first(_other_run, place.workdir, source, is_resumed)
     if other is None:
         yield None
         return
-    # Copies of several processes may meet in one folder.
-    links = place.workdir / f'{_LINKS}_{hosts.index}'
     is_copy = objects.is_address(other)
     # Each process of a run in a bucket has a folder of its own, and each reads its own copy of another one there.
     is_each = is_copy or not place.is_shared
@@ -171,8 +173,6 @@ def found(
     def link() -> list[Any] | None:
         if not is_each and not hosts.is_first:
             return None
-        # Of a process that was killed.
-        shutil.rmtree(links, ignore_errors=True)
         workdir, step, folder, damage = (
             _copy_of(other, links) if is_copy else newest_checkpoint(pathlib.Path(other), links)
         )
@@ -301,7 +301,7 @@ def read_params(source: Source, name: str) -> Params:
 
 
 def load(source: Source, engine: Engine) -> None:
-    """Gives all learners of an engine, and value networks, their states in a checkpoint, and publishes the weights.
+    """Gives all learners of an engine, and value networks, their states in a checkpoint; `publish` follows.
 
     Raises:
       UserError: the weights have other shapes.
@@ -322,6 +322,10 @@ def load(source: Source, engine: Engine) -> None:
         # The other run may have had no value network.
         if name in tree:
             network.restore(_state_of(source, name, tree[name], network))
+
+
+def publish(engine: Engine) -> None:
+    """Publishes the weights that `load` has read; all processes must have read theirs."""
     for name in engine.learners:
         engine.publish(name, version=0)
     engine.take_snapshots()

@@ -129,6 +129,7 @@ def _first_state(
     saver.begin(state)
     if restored is None and origin is not None:
         hosts.run_on_all(branch.load, origin, engine)
+        branch.publish(engine)
         weights = fingerprints(engine)
         if hosts.is_first:
             run_record.update(workdir, origin=branch.origin_of(origin), weights=weights)

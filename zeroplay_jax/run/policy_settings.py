@@ -89,7 +89,9 @@ sampler.attention sampler.slots sampler.pages sampler.token_budget sampler.decod
 def _forget_accelerator(config: ConfigDict) -> None:
     """Gives shapes for TPUs or GPUs their defaults, in place: a policy is asked on any machine."""
     kernels = {config.sampler.attention, config.policy.attention}
-    if kernels & {'ragged', 'splash'} or math.prod(config.mesh.values()) > config.cpu_devices:
+    sizes = config.mesh.values()
+    is_of_several = -1 in sizes or math.prod(sizes) > config.cpu_devices
+    if kernels & {'ragged', 'splash'} or is_of_several:
         defaults = leaves(default_config())
         names = _OF_MACHINE.split()
         config.update_from_flattened_dict({name: defaults[name] for name in names})

@@ -79,6 +79,10 @@ def _check_place(workdir: pathlib.Path) -> None:
         existing = _nearest_existing(workdir)
         if not existing.is_dir():
             raise WorkdirError(f'--workdir={workdir}: there is a file in this place; name a folder')
+        # A missing parent hides that a name in it is too long.
+        longest = max(len(os.fsencode(name)) for name in workdir.absolute().parts)
+        if longest > os.pathconf(existing, 'PC_NAME_MAX'):
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
         if existing != workdir:
             # Permissions do not tell that nothing can be created in /proc or on a read-only disk.
             tempfile.TemporaryDirectory(prefix='.', dir=existing).cleanup()

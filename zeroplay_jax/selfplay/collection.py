@@ -36,6 +36,7 @@ from zeroplay_jax.types import (
     Task,
     TaskDropped,
     UserError,
+    first_line,
     identity_key,
 )
 
@@ -248,7 +249,13 @@ class Collector:
             problem = f'has the reward {row.reward!r}; give a number of at most {LARGEST_REWARD}'
         if row.turn_rewards is not None:
             # None among the numbers becomes NaN, no reward, like NaN itself.
-            row.turn_rewards = np.asarray(row.turn_rewards, np.float64)
+            try:
+                row.turn_rewards = np.asarray(row.turn_rewards, np.float64)
+            except (TypeError, ValueError) as error:
+                raise UserError(
+                    f'config.recipe={self.config.recipe}: turn_rewards of the rollout {trajectory.identity}: '
+                    f'{first_line(error)}; give one number per turn'
+                ) from None
             is_complete = row.turn_rewards.shape == (len(trajectory.turns),)
             if not is_complete or np.nanmax(np.abs(row.turn_rewards), initial=0.0) > LARGEST_REWARD:
                 problem = (

@@ -143,7 +143,9 @@ def endpoint_writer(config, templates: Mapping[str, Prompt], section: str = 'jud
       templates: prompts by name.
       section: section of the config that the settings come from, 'judge' or 'second_judge'.
     """
-    names = {name: f'{section}.{name}' for name in ('tokens', 'request', 'model=')}
+    names = {name: f'{section}.{name}' for name in ('request', 'model=')} | {
+        'tokens': 'judge.tokens'
+    }
     client = ChatClient(config.url, config, names, _KEYS[section])
     # SCOPE's ablation varies the rubric writer and the grader separately; '' selects `config.model`.
     model_of_prompt = {RUBRICS_PROMPT: config.rubric_model, GRADE_PROMPT: config.grade_model}
@@ -259,7 +261,7 @@ def _check_ending(choice: Mapping[str, Any], section: str) -> None:
     # A reply that was cut off could have continued with "but".
     if ending.lower() in CUT_OFF:
         raise NoReply(
-            f'the reply was cut off (finish_reason {ending}); raise config.{section}.tokens (of grades: '
+            f'the reply was cut off (finish_reason {ending}); raise config.judge.tokens (of grades: '
             'judge.grade_tokens)'
         )
     raise NoReply(
@@ -272,7 +274,9 @@ def content_text(message: Json) -> str:
     """Returns the text of a message, whose content is a text, or a list with parts that are texts."""
     content = message.get('content') or ''
     if isinstance(content, list):
-        content = ''.join(part['text'] for part in content if part['type'] in _TEXT_PARTS)
+        parts = [part for part in content if isinstance(part, dict)]
+        texts = [part.get('text') for part in parts if part.get('type') in _TEXT_PARTS]
+        content = ''.join(text for text in texts if isinstance(text, str))
     # Logs cannot hold half of a surrogate pair.
     return without_surrogates(content)
 

@@ -169,7 +169,11 @@ def open_real_corpus(
         # An index cannot return more passages than it has.
         top_k = min(top_k, len(index))
     else:
-        backend = Http(settings.url)
+        options: dict[str, Any] = {}
+        if ready_seconds is not None:
+            # A person waits: two attempts fit into the time of a tool call, so that each failure is told.
+            options = dict(timeout=config.rollout.tool_timeout / 2, retries=1, patience=0)
+        backend = Http(settings.url, **options)
     client = Client(backend, max_failure_rate=settings.max_failure_rate)
     client.wait_until_ready(_READY_SECONDS if ready_seconds is None else ready_seconds)
     corpus = SearchableCorpus(client, top_k, PAGE_WORDS)

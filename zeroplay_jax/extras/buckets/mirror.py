@@ -106,6 +106,8 @@ class Mirror:
         self._answered_step = -1
         # Object → SHA-256 of what this process has uploaded, so that another attempt skips it.
         self._sent: dict[str, str] = {}
+        # Names of the folders of iterations that this process has uploaded whole.
+        self._uploaded: set[str] = set()
         self._error: Exception | None = None
         self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name='upload', daemon=True)
@@ -279,7 +281,7 @@ class Mirror:
             seals = {path: _seal(staging, path, manifest) for path in filter(_is_seal, manifest)}
             self._send_all(staging, seals)
             manifest |= seals
-        self._upload_results('iteration*')
+        self._upload_iterations()
         # The run has gone beyond the end of which these are.
         if self._is_closed.is_set() or not self._delete(['policy/']):
             return
@@ -385,6 +387,17 @@ class Mirror:
             paths = [path for path in manifest if is_late(path) == late]
             with concurrent.futures.ThreadPoolExecutor(THREADS) as threads:
                 list(threads.map(send, paths))
+
+    def _upload_iterations(self) -> None:
+        """Uploads the policies of iterations that were not uploaded yet."""
+        for folder in sorted(self._folder.glob('iteration*')):
+            # In the bucket a folder of this name is of steps that are run again.
+            if folder.name in self._uploaded or not self._delete([f'{folder.name}/']):
+                continue
+            # The run removes those of steps that it runs again.
+            with contextlib.suppress(FileNotFoundError):
+                self._upload_results(folder.name)
+                self._uploaded.add(folder.name)
 
     def _upload_results(self, pattern: str) -> None:
         """Uploads what the run has written under names of this pattern, unless another process took the lease."""

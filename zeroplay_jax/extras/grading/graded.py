@@ -202,7 +202,7 @@ def _judges(config: Config) -> list[NamedJudge]:
         if judges[0].key == judges[1].key:
             raise UserError(
                 f'config.second_judge.kind={config.second_judge.kind}: is the same judge as config.judge '
-                f'({judges[0].key}); give another model, temperature or kind'
+                f'({judges[0].key}); give another model or kind'
             )
     return judges
 

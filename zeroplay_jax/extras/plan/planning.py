@@ -328,7 +328,7 @@ def memory_line(config: Any, target: Machine) -> str:
     """Returns how much memory of a machine a run takes as its config has it, '' if that is not known.
 
     Raises:
-      ConfigError: more than a device has.
+      ConfigError: more than a device has, or a split of heads that the policy does not allow.
     """
     if target.kind not in CHIPS:
         return ''
@@ -337,6 +337,7 @@ def memory_line(config: Any, target: Machine) -> str:
     except UserError as error:
         warn(f'--on={target.name}: memory was not checked: {error}')
         return ''
+    check_policy(config)
     memory = memory_of(sizes, roles_of(config), leaves(config), target)
     limit = CHIPS[target.kind].memory
     text = f'memory: about {memory.peak / GIB:.1f} GiB of {limit / GIB:.1f} a device'
