@@ -134,8 +134,7 @@ def test_a_folder_without_a_tokenizer_is_read_all_the_same(policy):
     refused = checked(policy.parent, MINI, '--workdir=run', f'--policy={policy}')
     tokenizer, positions, shape, last = refused.stderr.splitlines()
     assert 'the folder has no tokenizer.json;' in tokenizer and 'exceeds max_position' in positions
-    file = policy / 'model.safetensors'
-    assert f'{file}: tensor model.layers.0.mlp.gate_proj.weight has shape (384, 128)' in shape
+    assert f'{policy}: tensor model.layers.0.mlp.' in shape and '(128, 100) in a qwen3' in shape
     assert '3 mistakes' in last
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import pathlib
 import re
 from collections.abc import Collection, Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from zeroplay_jax.data import files
 from zeroplay_jax.mini.world import World, evaluation_questions, evaluation_tasks
