@@ -142,7 +142,7 @@ def copy_tree(tree: Params) -> Params:
 
 
 class WeightsView:
-    """The weights in the dtype of the activations and whole in every replica: what a sampler reads.
+    """The weights, matrices in the dtype of the activations, whole in every replica: what a sampler reads.
 
     Attributes:
       shardings: tree of shardings.

@@ -1,4 +1,4 @@
-"""The shape and the device data of the slots: `SamplerConfig`, `SlotState`, and where a position lies in the pages.
+"""The device data of the slots, how a token is drawn, and where a position lies in the pages.
 
 Everything that grows with a rollout's length lies in pages: tokens, keys and values. Everything else has one entry per
 slot. With `page=0` a page is as long as a slot and page s belongs to slot s. Then keys and values lie as

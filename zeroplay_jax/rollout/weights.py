@@ -62,7 +62,7 @@ class WeightStore:
 
         Args:
           name: name of the weights.
-          params: in the layout of the sampler (`weights_view.publisher`); kept by reference.
+          params: in the layout of the sampler (`Learner.sampler_weights`); kept by reference.
           version: None: the one after the newest; 0 for the first.
           view: the same in the layout of the learner, for checkpoints.
 
