@@ -140,7 +140,7 @@ def test_an_adapter_of_a_run_is_asked_and_loaded_with_the_settings_of_the_run(tm
     folder.parent.mkdir(parents=True)
     hf.save_adapter(folder, model, config, trained)
     assert ask._policy_folder(str(folder)) == folder
-    with pytest.raises(UserError, match=f'name a policy in it: {folder}'):
+    with pytest.raises(UserError, match=f'in it are {folder}'):
         ask._policy_folder(str(tmp_path / 'run'))
     # A folder without a run has the settings of the base's tokenizer.
     assert api._settings_of(folder).sampler.context == common.get_config().sampler.context

@@ -101,8 +101,8 @@ def pack(
 ) -> list[Batch]:
     """Packs trajectories by first fit into rows, and rows into micro-batches.
 
-    The contexts of a rollout (`rollout.drop_thinking`, `go_on`) are packed each by itself, with its advantage, and count as one
-    rollout in the weights. A teacher reads every context behind its own prompt.
+    The contexts of a rollout (`rollout.drop_thinking`, `go_on`) are packed each by itself, with its advantage, and
+    count as one rollout in the weights. A teacher reads every context behind its own prompt.
 
     Args:
       rows: trajectories with their advantages.

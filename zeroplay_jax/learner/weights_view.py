@@ -142,7 +142,7 @@ def copy_tree(tree: Params) -> Params:
 
 
 class WeightsView:
-    """The weights, matrices in the dtype of the activations, whole in every replica: what a sampler reads.
+    """What a sampler reads: the weights whole in every replica, matrices in the dtype of the activations.
 
     Attributes:
       shardings: tree of shardings.
