@@ -138,8 +138,6 @@ Params = dict[str, Any]
 # stands for a gated delta net, with the arguments of `delta.Mix` before it.
 Attend = Callable[..., tuple[Array, Any]]
 
-# What a rematerialised layer saves for the backward pass: nothing, or the results of its projections.
-REMAT_POLICIES = ('nothing_saveable', 'dots_with_no_batch_dims_saveable')
 # Entry of `ModelConfig.windows` for a layer that is no attention but a gated delta net (policy/delta.py).
 DELTA = -1
 # Name of the norm before the feed-forward, by placement of the norms.
@@ -178,7 +176,6 @@ class ModelConfig:
       scan: whether training runs the layers as a loop, which is compiled once. The loop holds a second copy of the
         weights, in `dtype`.
       remat: whether the backward pass recomputes the layers.
-      remat_policy: what the recomputed layers save, one of REMAT_POLICIES.
       logit_chunk: tokens per device whose logits exist at the same time during scoring.
       logits: of which tokens an update computes logits: 'all', or 'trained', those that the policy wrote.
       mesh: mesh of training, over which the activations stay split by rows. None leaves the placement to XLA.
@@ -214,7 +211,6 @@ class ModelConfig:
     attention: str = 'dense'
     scan: bool = False
     remat: bool = False
-    remat_policy: str = REMAT_POLICIES[0]
     logit_chunk: int = 1024
     logits: str = 'all'
     mesh: Mesh | None = None
@@ -412,7 +408,7 @@ class Decoder(nn.Module):
             block = nn.remat(
                 Block,
                 static_argnums=(3,),
-                policy=getattr(jax.checkpoint_policies, config.remat_policy),
+                policy=jax.checkpoint_policies.nothing_saveable,
                 prevent_cse=not scanned,
             )
         row_scale = None

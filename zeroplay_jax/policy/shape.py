@@ -32,7 +32,7 @@ def read_config(folder, **overrides) -> ModelConfig:
 
     Args:
       folder: contains config.json, or an adapter to a base that does.
-      **overrides: fields of ModelConfig that config.json does not determine: dtype, remat, remat_policy, attention,
+      **overrides: fields of ModelConfig that config.json does not determine: dtype, remat, attention,
         scan, logit_chunk, logits.
 
     Raises:
