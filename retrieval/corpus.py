@@ -132,7 +132,9 @@ def read(
     if is_text and fields:
         raise RetrievalError(f'{source}: texts have no fields; take --fields away')
     if not source.exists():
-        raise RetrievalError(f'{source}: no such file or folder{similar_path(source)}')
+        raise RetrievalError(
+            f'{source}: no such file or folder; give texts (.txt, .md) or passages (.jsonl){similar_path(source)}'
+        )
     if is_text and not files_of(source):
         raise RetrievalError(
             f'{source}: no .txt or .md file in it; give a folder of unpacked texts, or one file of passages; convert '

@@ -27,6 +27,7 @@ from zeroplay_jax.selfplay.recipe import Recipe, RoleSpec
 from zeroplay_jax.selfplay.rows import from_bytes
 from zeroplay_jax.selfplay.schedule import Phase, Step
 from zeroplay_jax.selfplay.update import pack_rows
+from zeroplay_jax.settings.schema import TrainedRole
 from zeroplay_jax.types import (
     POLICY,
     PROMPT,
@@ -92,7 +93,9 @@ class Game(Recipe):
 def make(policy, pays, ahead=0, **changes):
     model, params = policy
     config = common.get_config()
-    config.solver.update(dict(batch=2, samples=2, learning_rate=1e-3) | changes)
+    role = TrainedRole(batch=2, samples=2, learning_rate=1e-3).model_dump() | changes
+    with config.unlocked():
+        config.solver.update(role)
     config.micro.update(rows=2, tokens=32)
     sampler = Sampler(model, SamplerConfig(2, 32, 8, 2, 4, 2, 8), sharding.make_mesh())
     config.rollout.ahead = ahead
@@ -234,8 +237,7 @@ def test_the_contexts_of_a_rollout_have_its_advantage_and_count_as_one_rollout(m
     whole, *earlier = (trajectory((0, 1, 0), n=n) for n in (8, 5, 6))
     cut = dataclasses.replace(whole, earlier=tuple(earlier))
     rows = [Row('solver', whole, 1.0, 0, advantage=0.5), Row('solver', cut, 0.0, 0, advantage=-0.5)]
-    settings = common.get_config().solver
-    settings.update(aggregation=mode, kl_coef=0.1)
+    settings = TrainedRole(aggregation=mode, kl_coef=0.1)
     # One row each, so that the contexts of a rollout are in different micro-batches.
     batches = pack_rows(rows, settings, (1, 8))
     weights = [batch.weight[batch.mask] for batch in batches]

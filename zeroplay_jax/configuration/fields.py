@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pydantic
 from absl import flags
 from ml_collections import ConfigDict, config_flags
@@ -516,6 +517,8 @@ def config(
         check_name(str(field), settings)
     for field, value in leaves(others).items():
         check_name(field, settings)
+        if isinstance(value, np.generic):
+            value = value.item()
         try:
             settings.update_from_flattened_dict({field: value})
         except TypeError as error:

@@ -33,9 +33,7 @@ EXTRAS = {
     'grading': Extra('Open tasks graded in a folder that resumes, by two judges.'),
     'inputs': Extra('Questions, answers and documents, made of texts.', is_command=True),
     'mcp': Extra('The tools of MCP servers.', 'mcp'),
-    'plan': Extra(
-        'The fields of a config that depend on a machine, and its memory.', is_command=True
-    ),
+    'plan': Extra('Flags that fit a run into the memory of a machine.', is_command=True),
     'served_policy': Extra('A model behind an OpenAI-compatible server as the policy.'),
 }
 COMMANDS = tuple(f'extras.{name}' for name, extra in EXTRAS.items() if extra.is_command)
