@@ -135,7 +135,12 @@ def _passage_of(item: Any) -> Passage:
     if isinstance(document, str):
         document = _object_in(document) or document
     if isinstance(document, Mapping):
-        given = {name: value for name, value in document.items() if value is not None}
+        # A null hides nothing that stands beside the document.
+        given = {
+            name: document[name]
+            for name in document
+            if document[name] is not None or name not in row
+        }
         row = {**row, **_identity(document.get('metadata')), **given}
     # Beside a text the document is a reference, such as an id.
     elif isinstance(document, str) and not any(row.get(name) for name in FIELD_NAMES['text']):

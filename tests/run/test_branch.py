@@ -84,6 +84,7 @@ def test_a_checkpoint_is_read_though_its_run_removes_it_meanwhile(tmp_path, engi
         save(old, 4, keep=1)
         assert saved_steps(old / 'checkpoints') == [4]
         branch.load(source, engine)
+        branch.publish(engine)
     assert source[:2] == (old, 2) and engine.published == ['solver']
     for array in jax.tree.leaves(engine.learners['solver'].state['params']):
         np.testing.assert_array_equal(array, 2)

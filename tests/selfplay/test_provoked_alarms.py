@@ -163,7 +163,7 @@ def test_empty_steps_are_the_reason_before_an_alarm_and_a_stop_can_be_switched_o
     play(one, 0)
     stop = stop_after(one.config, one, step, [])
     assert stop.cause == 'empty_steps'
-    stored = dataclasses.asdict(Stop('no_call', 'stopped: …'))
+    stored = Stop('no_call', 'stopped: …')
     config = one.config.copy_and_resolve_references()
     assert current_stop(config, stored) == stored
     config.stop_at_alarms = False

@@ -216,7 +216,7 @@ def _call(turn: dict[str, Any]) -> dict[str, Any]:
         documents += [
             [str(one.get('title') or one.get('id')), one.get('score')] for one in passages
         ]
-    shown = {name: turn.get(name) for name in ('tool', 'arguments', 'error')}
+    shown = {name: turn[name] for name in ('tool', 'arguments', 'error')}
     return shown | {'documents': documents}
 
 
