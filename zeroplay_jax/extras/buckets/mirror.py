@@ -391,9 +391,12 @@ class Mirror:
     def _upload_iterations(self) -> None:
         """Uploads the policies of iterations that were not uploaded yet."""
         for folder in sorted(self._folder.glob('iteration*')):
-            # In the bucket a folder of this name is of steps that are run again.
-            if folder.name in self._uploaded or not self._delete([f'{folder.name}/']):
+            if folder.name in self._uploaded:
                 continue
+            # What another process has left under this name is of steps that are run again. What this one has sent
+            # before an outage stays.
+            if not self._delete([f'{folder.name}/'], keep=self._sent):
+                return
             # The run removes those of steps that it runs again.
             with contextlib.suppress(FileNotFoundError):
                 self._upload_results(folder.name)
