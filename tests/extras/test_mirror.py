@@ -161,6 +161,30 @@ def test_policies_of_iterations_come_with_steps_and_those_of_an_earlier_end_leav
     assert names(remote, 'p') == ['runs/a/policy/solver/config.json']
 
 
+def test_an_iteration_replaces_that_of_a_dead_machine_and_an_outage_repeats_nothing(
+    remote, steps, here
+):
+    policy = here / 'iteration1' / 'solver'
+    policy.mkdir(parents=True)
+    for name in ('config.json', 'model.safetensors'):
+        (policy / name).write_text(name)
+    stale = 'runs/a/iteration1/solver/model-2.safetensors'
+    remote.bucket.contents[stale] = (b'of other steps', 1)
+    uploads, upload_file = [], remote.bucket.upload
+
+    def fails_once(name, path):
+        uploads.append(name.rpartition('/')[2])
+        if uploads.count('config.json') == 1 and name.endswith('solver/config.json'):
+            raise Unavailable('away')
+        upload_file(name, path)
+
+    remote.bucket.upload = fails_once
+    upload(remote, here, steps, 2)
+    folder = 'runs/a/iteration1/solver/'
+    assert names(remote, 'i') == [f'{folder}config.json', f'{folder}model.safetensors']
+    assert uploads.count('model.safetensors') == 1 and uploads.count('config.json') == 2
+
+
 def test_another_machine_knows_that_the_report_was_written(remote, steps, here, there):
     save(steps, here, 2)
     with uploading(remote, here) as mirror:
