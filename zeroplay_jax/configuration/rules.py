@@ -60,10 +60,11 @@ def check(
     """
     fields.fit_to_recipe(config)
     fields.check_values(config)
-    if has_files and any(map(objects.is_address, fields.leaves(config).values())):
-        # A mistake is told before anything is downloaded.
-        for line in lines(config, has_evaluation, is_training, has_files=False):
-            raise ConfigError(line)
+    if has_files:
+        if any(map(objects.is_address, fields.leaves(config).values())):
+            # A mistake is told before anything is downloaded.
+            for line in lines(config, has_evaluation, is_training, has_files=False):
+                raise ConfigError(line)
         places.fetch_addresses(config)
     for line in lines(config, has_evaluation, is_training, has_files):
         raise ConfigError(line)
