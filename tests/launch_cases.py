@@ -1,9 +1,13 @@
 """A launch script in a process of its own, and programs that only pretend."""
 
+import functools
 import os
 import pathlib
+import re
 import subprocess
 import textwrap
+
+from python_process import run_python
 
 ROOT = pathlib.Path(__file__).parents[1]
 LAUNCH = ROOT / 'launch'
@@ -33,6 +37,19 @@ def call(script, *words, path=None, **environment):
         environment['PATH'] = f'{path}:{environment["PATH"]}'
     command = [LAUNCH / f'{script}.sh', *map(str, words)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90)
+
+
+def planned(command):
+    """A command of the shell, with the flags of a plan in the place of `$(… plan …)`: plans take long."""
+    plan = r'\$\(\S+python -m zeroplay_jax\.extras\.plan ([^)]*)\)'
+    return re.sub(plan, lambda match: flags_of_plan(match[1]), command)
+
+
+@functools.cache
+def flags_of_plan(words):
+    done = run_python('-m', 'zeroplay_jax.extras.plan', *words.replace("'", '').split(), cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
 
 
 def fake(folder, program, script):

@@ -5,7 +5,7 @@ import shlex
 import subprocess
 
 import pytest
-from launch_cases import OPTIONS, ROOT, RUN, call, fake
+from launch_cases import OPTIONS, ROOT, RUN, call, fake, planned
 
 LAUNCHES = ROOT / 'tests' / 'golden' / 'launches.txt'
 PROMPT = '$ '
@@ -22,7 +22,7 @@ def test_help_shows_an_example_that_is_accepted(script):
     example = result.stdout[result.stdout.index('\nExample') :]
     command = example[example.index(f'launch/{script}.sh') :].replace('\\\n', ' ').split('\n')[0]
     assert command.startswith(f'launch/{script}.sh ') and '--workdir=' in command
-    shown = command.replace('.sh ', '.sh --dry-run ', 1)
+    shown = planned(command).replace('.sh ', '.sh --dry-run ', 1)
     assert subprocess.run(['bash', '-c', shown], cwd=ROOT, capture_output=True).returncode == 0
     mentioned = set(re.findall(r'^  (--[\w-]+)', result.stdout, re.M))
     options = {word for word in OPTIONS[script] if word.startswith('--') and '=' not in word}
