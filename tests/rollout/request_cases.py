@@ -71,7 +71,7 @@ def run(policy, reqs=None, config=CONFIG, mesh=None, order=1, **options):
 
 def start(scheduler, name, reqs, version):
     """Begins a run of this name with requests that a version of the weights plays."""
-    reqs = [dataclasses.replace(r, version=version, run=name) for r in reqs]
+    reqs = [dataclasses.replace(r, version=version, owner=name) for r in reqs]
     scheduler.start(name, [scheduler.rollout(r) for r in reqs])
 
 

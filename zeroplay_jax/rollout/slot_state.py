@@ -115,14 +115,14 @@ class DecodeChunk:
         `count`.
       count: int32, sampled tokens of the row.
       cached: int32, positions whose keys and values are valid; None over pages as long as a slot.
-      turn: `Placement.turn` when the call started, which the host adds; None on the device.
+      generation: `Placement.generation` when the call started, which the host adds; None on the device.
     """
 
     tokens: Int[Array, 'slots burst']
     logp: Float[Array, 'slots burst']
     count: Int[Array, ' slots']
     cached: Int[Array, ' slots'] | None = None
-    turn: Int[Array, ' slots'] | None = None
+    generation: Int[Array, ' slots'] | None = None
 
 
 def empty_state(

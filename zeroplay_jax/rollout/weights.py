@@ -132,13 +132,13 @@ class WeightStore:
                 key = (rollout.request.weights, rollout.request.version)
                 slots_of.setdefault(key, []).append(slot)
         for key, slots in sorted(slots_of.items()):
-            rows = None
-            # A single version gets its rows, too, where there may be others: the clock must not decide which of two
+            playing = None
+            # A single version gets its slots, too, where there may be others: the clock must not decide which of two
             # programs computes a token.
             if self._capacity.get(key[0], 1) > 1:
-                rows = np.zeros(len(rollouts), bool)
-                rows[slots] = True
-            yield self.params[key], rows, None
+                playing = np.zeros(len(rollouts), bool)
+                playing[slots] = True
+            yield self.params[key], playing, None
 
     # ---- memory ----------------------------------------------------------------------------------
 

@@ -19,9 +19,9 @@ from zeroplay_jax.rollout.prompts import Prompt, fill
 from zeroplay_jax.selfplay.judge import (
     GRADE_PROMPT,
     RUBRICS_PROMPT,
+    Judge,
     NoReply,
     Outage,
-    TextJudge,
     Writer,
 )
 from zeroplay_jax.types import Json, UserError
@@ -285,7 +285,7 @@ def _json(value: Any) -> str:
     return short(hide(json.dumps(value, ensure_ascii=False)))
 
 
-class _Probe(TextJudge):
+class _Probe(Judge):
     """A judge that raises what others count."""
 
     def _add_failure(self, count: str, reason: str) -> None:
