@@ -173,7 +173,7 @@ def test_a_resumed_run_begins_the_same_step_again(game, last):
     whole, _, schedule = game()
     play(whole, schedule, 0, last)
     saved = snapshot(whole)
-    assert saved[1]['ahead']['step'] == last
+    assert saved[1]['ahead']['number'] == last
     expected = play(whole, schedule, last)
     resumed, *_ = game(name='resumed')
     resumed.restore(*copy.deepcopy(saved))

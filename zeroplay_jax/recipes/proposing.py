@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zeroplay_jax.objectives import rewards
+from zeroplay_jax.objectives import format_scores
+from zeroplay_jax.objectives.answers import extract_last, normalize_answer
 from zeroplay_jax.recipes.datasets import SeedDocument
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.selfplay.answers import final_answer, group_of, retrieved_passages
@@ -59,7 +60,7 @@ async def propose(
       task: its payload is a `SeedDocument`. The request is (*task.identity, 0).
       samples: number of proposals.
       show_document: whether the prompt contains the document.
-      separate_format: whether to score the form as in the paper (`rewards.drzero_separate_format`).
+      separate_format: whether to score the form as in the paper (`format_scores.drzero_separate_format`).
 
     Raises:
       TaskDropped: the prompt is too long.
@@ -99,7 +100,7 @@ def read_proposal(
     elif not answer:
         rejected = 'no_answer'
     # An answer with an empty normal form is contained in every question.
-    elif rewards.normalize_answer(answer) in rewards.normalize_answer(question):
+    elif normalize_answer(answer) in normalize_answer(question):
         rejected = 'leaks_answer'
     return Proposal(trajectory, question, answer, format_score, rejected)
 
@@ -122,10 +123,12 @@ def _format_score(
         successful_searches += is_search and call.error is None
     counts = dict(calls=successful_searches, responses=responses, hops=seed.hops)
     if separate:
-        return rewards.drzero_separate_format(texts, question=question, answer=answer, **counts)
+        return format_scores.drzero_separate_format(
+            texts, question=question, answer=answer, **counts
+        )
     passages = retrieved_passages(trajectory)
     retrieved = [f'{passage["title"]} {passage["text"]}' for passage in passages]
-    return rewards.drzero_format(
+    return format_scores.drzero_format(
         texts,
         question=question,
         answer=answer,
@@ -179,7 +182,7 @@ def path_of(trajectory: Trajectory, seed: SeedDocument, question: str, answer: s
         # Calls that were not run returned nothing, so they are left out.
         if call is None or call.tool != 'search' or not call.is_valid:
             continue
-        thought = rewards.extract_last(turn.text, 'think') or ''
+        thought = extract_last(turn.text, 'think') or ''
         # A failed search has queries and no passages; its queries stay in the path, with nothing found.
         for query, passages in itertools.zip_longest(call.queries, call.documents, fillvalue=()):
             texts = [prompts.document_text(passage) for passage in passages]

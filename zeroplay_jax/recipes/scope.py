@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from zeroplay_jax.data import files
-from zeroplay_jax.objectives import rewards
+from zeroplay_jax.objectives import format_scores, rewards
 from zeroplay_jax.recipes import solving
 from zeroplay_jax.recipes.datasets import (
     DocumentSampler,
@@ -88,7 +88,7 @@ class Challenge:
     Attributes:
       trajectory: the rollout.
       task: text of its open task; None if there is none.
-      format: format score 'raw' and its parts (`rewards.scope_challenger_format`).
+      format: format score 'raw' and its parts (`format_scores.scope_challenger_format`).
       rejected: reason code of an open task that is not given to the solver or got no score; None for others.
       rubrics: rubrics that the judge wrote.
       scores: scores in [0, 1] of the solver's answers that could be graded.
@@ -239,7 +239,7 @@ class Recipe(RecipeBase):
         task_text = final_answer(trajectory, 'task')
         # The format score divides by this number, so it is at least 1.
         required_searches = max(seed.hops - self.config.scope.searches_below_hops, 1)
-        format_score = rewards.scope_challenger_format(
+        format_score = format_scores.scope_challenger_format(
             [turn.text for turn in trajectory.turns],
             searches=len(trajectory.calls_of('search')),
             malformed=trajectory.failed_calls,
@@ -387,7 +387,7 @@ class Recipe(RecipeBase):
         # because two equal calls may be in different turns.
         final_call = trajectory.turns[-1].call if trajectory.turns else None
         searches_before_final = [call for call in searches if call is not final_call]
-        format_score = rewards.scope_solver_format(
+        format_score = format_scores.scope_solver_format(
             [turn.text for turn in trajectory.turns],
             searches=len(searches_before_final),
             answer=answer,

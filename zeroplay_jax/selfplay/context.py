@@ -109,27 +109,14 @@ class Episodes:
 
     def state(self) -> Json:
         """Returns what is needed to draw the first round again, played by the same weights."""
-        return {
-            'step': self.number,
-            'cursor': dataclasses.asdict(self.cursor),
-            'pool_size': self.pool_size,
-            'pool_drops': dict(self.pool_drops),
-            'versions': dict(self.versions),
-            'recipe_state': self.recipe_state,
-        }
+        names = ('number', 'pool_size', 'pool_drops', 'versions', 'recipe_state')
+        cursor = dataclasses.asdict(self.cursor)
+        return {name: getattr(self, name) for name in names} | {'cursor': cursor}
 
     @classmethod
     def of_state(cls, state: Json) -> Episodes:
         """Returns the episodes of a `state`, which have not begun."""
-        cursor = BatchCursor(**state['cursor'])
-        return cls(
-            state['versions'],
-            state['step'],
-            cursor,
-            state['pool_size'],
-            state['pool_drops'],
-            state['recipe_state'],
-        )
+        return cls(**state | {'cursor': BatchCursor(**state['cursor'])})
 
 
 @dataclasses.dataclass(frozen=True)

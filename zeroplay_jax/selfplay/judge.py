@@ -15,8 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Self
 
 from zeroplay_jax.mini import facts
-from zeroplay_jax.objectives import rewards
-from zeroplay_jax.objectives.answers import normalize_answer
+from zeroplay_jax.objectives.answers import exact_match, extract_last, normalize_answer
 from zeroplay_jax.selfplay import verdicts
 from zeroplay_jax.tools.base import FailureLog
 from zeroplay_jax.types import TaskDropped, Trajectory, UserError
@@ -221,7 +220,7 @@ class Judge:
 
     async def answer(self, identity: Identity, question: str, documents: str) -> str | None:
         """Returns the judge's own answer to a question from the documents (SSP's answerability check)."""
-        parse = functools.partial(rewards.extract_last, tag='answer')
+        parse = functools.partial(extract_last, tag='answer')
         # Greedy, because acceptance must not depend on a lucky sample.
         return await self._ask(
             parse, identity, 'checker', 0.0, question=question, documents=documents
@@ -298,7 +297,7 @@ class RuleJudge(Judge):
 
     async def correct(self, identity, question, answers, given):
         self.stats['asked'] += 1
-        return rewards.exact_match(given, answers)
+        return exact_match(given, answers)
 
     @staticmethod
     def can_read(rubric: str) -> bool:

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from zeroplay_jax.objectives.rewards import normalize_answer
+from zeroplay_jax.objectives.answers import normalize_answer
 from zeroplay_jax.types import Json, Question, identity_rng
 
 T = TypeVar('T')

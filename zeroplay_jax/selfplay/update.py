@@ -121,11 +121,10 @@ class RoleUpdates:
           rows: all rows of the role in this step; their advantages are set in place.
         """
         settings = self.config[role]
-        weights = self.weights_of[role]
-        learner = self.learners[weights]
         stats: Stats = {}
         if settings.filter_groups:
-            rows, stats, excluded = self.filter.select(role, rows, self._store.newest[weights])
+            newest = self._store.newest[self.weights_of[role]]
+            rows, stats, excluded = self.filter.select(role, rows, newest)
             self.task_log += excluded
         # Groups that span prompts have no fixed size.
         spans_prompts = self.specs[role].groups_span_prompts
@@ -146,17 +145,20 @@ class RoleUpdates:
         # Advantages were set over the whole batch above, because HRPO's groups extend over all minibatches.
         rng = identity_rng(self.config.seed, -1, step.number, *role.encode())
         minibatches = split_minibatches(rows, settings.minibatches, rng, spans_prompts)
-        for part in minibatches:
-            computed_rows = trained_rows(part, settings, distill_coef)
-            update = step_metrics.operations(learner.model, computed_rows, learner.base is not None)
-            self.operations += update
-            if distill_coef:
-                # The pass is in one program with the update, so that its time cannot be measured apart.
-                teacher = step_metrics.teacher_operations(learner.model, computed_rows)
-                stats = added(stats, {'teacher_share': (teacher, teacher + update)})
-            if role in self.value_networks:
-                self.operations += step_metrics.value_operations(learner.model, computed_rows)
         return RolePlan(role, settings, minibatches, distill_coef, stats)
+
+    def _count_operations(self, plan: RolePlan, learner: Learner) -> None:
+        """Adds the operations of the updates of a role, and the share of its teacher."""
+        for part in plan.minibatches:
+            rows = trained_rows(part, plan.settings, plan.distill_coef)
+            update = step_metrics.operations(learner.model, rows, learner.base is not None)
+            self.operations += update
+            if plan.distill_coef:
+                # The pass is in one program with the update, so that its time cannot be measured apart.
+                teacher = step_metrics.teacher_operations(learner.model, rows)
+                plan.stats = added(plan.stats, {'teacher_share': (teacher, teacher + update)})
+            if plan.role in self.value_networks:
+                self.operations += step_metrics.value_operations(learner.model, rows)
 
     def _update_role(self, step: Step, role: str, rows: list[Row]) -> RolePlan:
         """Makes the updates of a role and publishes its weights; `rows` as of `_plan`."""
@@ -164,6 +166,7 @@ class RoleUpdates:
         settings = plan.settings
         weights = self.weights_of[role]
         learner = self.learners[weights]
+        self._count_operations(plan, learner)
         minibatches = [self.batches(role, part, plan.distill_coef) for part in plan.minibatches]
         with self._offloaded_sampler([weights]):
             if settings.old_logp == 'trainer':
