@@ -8,7 +8,7 @@ from pytest import approx
 from python_process import run_python
 from refused_calls import check_values
 
-from zeroplay_jax.objectives import rewards
+from zeroplay_jax.objectives import answers, format_scores, rewards
 from zeroplay_jax.objectives.answers import (
     exact_match,
     extract_last,
@@ -83,7 +83,7 @@ def test_dr_zeros_paper_scores_four_parts_one_by_one():
 
 
 def test_rewards_are_those_of_the_table():
-    names = vars(rewards) | globals()
+    names = vars(answers) | vars(format_scores) | vars(rewards) | globals()
     check_values(pathlib.Path(__file__).with_name('rewards.txt'), names)
 
 

@@ -101,9 +101,6 @@ def logp_and_entropy(
     return logp, entropy
 
 
-# ---- loops over chunks of tokens -----------------------------------------------------------------------
-
-
 @dataclasses.dataclass(frozen=True)
 class _Loop:
     """Static part of the loop.

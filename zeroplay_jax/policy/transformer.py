@@ -339,11 +339,6 @@ def score(
     )
 
 
-# ---- operations ------------------------------------------------------------------------------------
-#
-# Floating-point operations of the decoder, by the shapes of its matrices.
-
-
 def forward_operations(model: ModelConfig, tokens: int, logits: int) -> float:
     """Returns the operations of a forward pass over one sequence: twice the multiplications.
 

@@ -89,8 +89,6 @@ class Placement:
             if rollout is not None:
                 yield rollout
 
-    # ---- new rollouts ----------------------------------------------------------------------------
-
     def shard_for(self, prefix: Prefix, blocked_shards: set[int]) -> Shard | None:
         """Returns the shard for a new request, or None if it has to wait.
 
@@ -211,8 +209,6 @@ class Placement:
             slots += [rollout.slot] * chunks
         return slots
 
-    # ---- turns -----------------------------------------------------------------------------------
-
     def begin_turn(self, rollout: Rollout) -> bool:
         """Reserves the pages of a rollout's next turn, by eviction if necessary; returns False if it has to wait."""
         if not self._reserve_turn(rollout):
@@ -300,8 +296,6 @@ class Placement:
         rollout.is_running = False
         self.generation[rollout.slot] += 1
 
-    # ---- the end ---------------------------------------------------------------------------------
-
     def close(self, rollout: Rollout) -> None:
         """Frees the slot and pages of a rollout."""
         shard = self._shard_of(rollout)
@@ -337,8 +331,6 @@ class Placement:
         for prefix in self.open_prefixes:
             if prefix.shard == shard.number and prefix is not keep:
                 self._drop_pages(prefix)
-
-    # ---- helpers ---------------------------------------------------------------------------------
 
     def _shard_of(self, rollout: Rollout) -> Shard:
         return self.shards[rollout.prefix.shard]

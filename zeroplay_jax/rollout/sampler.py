@@ -35,8 +35,6 @@ from zeroplay_jax.rollout.slot_state import (
 )
 from zeroplay_jax.settings.rollouts import SamplerConfig
 
-# ---- slot programs ---------------------------------------------------------------------------------
-#
 # The device programs of rollouts: slots with their own position, limit and random stream.
 #
 #   put     host tokens → the end of a row (a prompt, or an observation after a rewind)
@@ -58,8 +56,6 @@ from zeroplay_jax.settings.rollouts import SamplerConfig
 MOST_ENDS = 8
 # Pages of every slot; None where page s belongs to slot s.
 PageTable: TypeAlias = Int[Array, 'slots pages_per_slot'] | None
-
-__all__ = ['DECODE', 'FILL', 'REST', 'DecodeChunk', 'SamplerConfig', 'SlotState', 'programs']
 
 
 def _write_rows(field: Array, slots: Int[Array, ' rows'], values: Array | int) -> Array:
@@ -399,9 +395,6 @@ def programs(model: ModelConfig, config: SamplerConfig, mesh: Mesh) -> dict:
         record = sharding.per_data_shard(_record, mesh)
         compiled['record'] = jax.jit(record, out_shardings=chunk_layout)
     return compiled
-
-
-# ---- sampler ---------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,9 +19,9 @@ from jaxtyping import Float, Int
 
 from zeroplay_jax.rollout.placement import Placement
 from zeroplay_jax.rollout.requests import Prefix, Request, Rollout
-from zeroplay_jax.rollout.sampler import MOST_ENDS, CloneRow, DecodeChunk, PutRow, Sampler
+from zeroplay_jax.rollout.sampler import MOST_ENDS, CloneRow, PutRow, Sampler
 from zeroplay_jax.rollout.scoring import Scorer
-from zeroplay_jax.rollout.slot_state import NO_TOKEN
+from zeroplay_jax.rollout.slot_state import NO_TOKEN, DecodeChunk
 from zeroplay_jax.rollout.tokens import end_ids
 from zeroplay_jax.rollout.weights import WeightStore
 from zeroplay_jax.types import ENV, POLICY, ToolCall, Trajectory, identity_key
@@ -94,8 +94,6 @@ class SlotPool:
     def has_only_requests(self) -> bool:
         """Whether requests or texts wait although no rollout is in a slot."""
         return (bool(self.queue) or self.scorer.is_waiting) and not self.active
-
-    # ---- admission and prefill -----------------------------------------------------------------
 
     def admit(self) -> None:
         """Begins turns and fills free slots: next turns first, then siblings of prefilled prompts, then requests.
@@ -225,8 +223,6 @@ class SlotPool:
             chunk = self.sampler.decode(params, playing, adapter)
             chunks.append(dataclasses.replace(chunk, generation=self.placement.generation.copy()))
         return chunks
-
-    # ---- turns -----------------------------------------------------------------------------------
 
     def add_observations(
         self, replies: Sequence[tuple[Rollout, Int[np.ndarray, ' tokens']]]
@@ -389,8 +385,6 @@ class SlotPool:
         if length >= rollout.request.capacity(self.context):
             return 'response_tokens'
         return 'turn_tokens'
-
-    # ---- experts -------------------------------------------------------------------------------
 
     def _experts_of(self, rollout: Rollout) -> np.ndarray | None:
         """Returns the record of a rollout's tokens (policy/experts.py), which `_read_experts` fills; None: dense.

@@ -53,8 +53,6 @@ class WeightStore:
         # (name, version) → requests in progress.
         self._requests: collections.Counter[tuple[str, int]] = collections.Counter()
 
-    # ---- versions --------------------------------------------------------------------------------
-
     def publish(
         self, name: str, params: Params, version: int | None = None, view: Params | None = None
     ) -> int:
@@ -114,8 +112,6 @@ class WeightStore:
     def _set(self, name: str, version: int, params: Params) -> None:
         self.params[name, version] = params
 
-    # ---- device calls ----------------------------------------------------------------------------
-
     def of(self, name: str, version: int) -> tuple[Params, int | None]:
         """Returns the weights of a version for a device call, and the number of its adapter (None without adapters)."""
         return self.params[name, version], None
@@ -139,8 +135,6 @@ class WeightStore:
                 playing = np.zeros(len(rollouts), bool)
                 playing[slots] = True
             yield self.params[key], playing, None
-
-    # ---- memory ----------------------------------------------------------------------------------
 
     def leave_devices(self, updated: Collection[str]) -> None:
         """Frees device memory during an update; the weights of `updated` are lost, because new ones will come."""

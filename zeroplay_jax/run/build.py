@@ -22,7 +22,7 @@ from zeroplay_jax.policy.stored_tensors import checked_headers
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.retrieval.jax_options import all_devices
 from zeroplay_jax.rollout.prompts import Prompt, select
-from zeroplay_jax.rollout.sampler import Sampler, SamplerConfig
+from zeroplay_jax.rollout.sampler import Sampler
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.rollout.tokens import Codec, open_codec
@@ -59,6 +59,7 @@ from zeroplay_jax.settings.kinds import (
     refuse,
     warn,
 )
+from zeroplay_jax.settings.rollouts import SamplerConfig
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.tools.base import Tool
 from zeroplay_jax.tools.registry import build_tools

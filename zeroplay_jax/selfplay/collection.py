@@ -326,8 +326,6 @@ class Collector:
         missing = [self.filter.missing_groups(role, rows) for role in roles]
         return max(missing, default=0)
 
-    # ---- checkpoints -------------------------------------------------------------------------------
-
     def state(self) -> Json:
         """Returns the JSON part of a checkpoint: positions, and the step in progress."""
         state = {

@@ -131,8 +131,6 @@ class Engine:
         """Ends the episodes of a step that was begun early; a checkpoint repeats them."""
         self.collector.cancel()
 
-    # ---- one step ----------------------------------------------------------------------------------
-
     def run_step(
         self, step: Step, on_episode_end: Callable[[], None], next_step: Step | None = None
     ) -> tuple[dict[str, float], list[Row]]:
@@ -280,8 +278,6 @@ class Engine:
         }
         self.learning.add_training_step(step, has_learnt, reasons)
         return stats
-
-    # ---- checkpoints -------------------------------------------------------------------------------
 
     def device_state(self) -> dict[str, Any]:
         """The arrays of a checkpoint: `Learner.state` by name of the weights, `ValueNetwork.state` by prefix and role.
