@@ -41,8 +41,7 @@ def make_context(hosts=1, pages=8, **scored):
         stats=collections.Counter(), workers=workers, pools={'solver': pool}
     )
     processes = types.SimpleNamespace(count=hosts, index=0, seconds=0.0, gather=lambda x: [x])
-    run = Episodes(**scored)
-    return types.SimpleNamespace(scheduler=scheduler, hosts=processes, run=run)
+    return types.SimpleNamespace(scheduler=scheduler, hosts=processes, episodes=Episodes(**scored))
 
 
 def test_the_causes_of_a_step_add_up_to_its_wall_time(monkeypatch):

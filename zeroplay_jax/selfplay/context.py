@@ -116,7 +116,7 @@ class Episodes:
     @classmethod
     def of_state(cls, state: Json) -> Episodes:
         """Returns the episodes of a `state`, which have not begun."""
-        return cls(**state | {'cursor': BatchCursor(**state['cursor'])})
+        return cls(**{**state, 'cursor': BatchCursor(**state['cursor'])})
 
 
 @dataclasses.dataclass(frozen=True)

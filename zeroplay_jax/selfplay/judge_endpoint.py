@@ -318,10 +318,9 @@ def check_judge(
       UserError: the server does not answer, or its replies have no verdict that can be read.
     """
     probe = _Probe(endpoint_writer(config, context.prompts, section), config.rubrics)
+    server = f'config.{section}.url={config.url}'
     for name in judgements:
-        (verdict,) = context.scheduler.run(
-            [_example_verdict(probe, name, f'config.{section}.url={config.url}')]
-        )
+        (verdict,) = context.scheduler.run([_example_verdict(probe, name, server)])
         if verdict is False:
             print(
                 f'warning: config.{section}: model {config.model} refuses what is right in an example ({name})',
