@@ -138,12 +138,7 @@ class Learner(Trained):
         loss_configs = {name: _loss_config(name, role) for name, role in roles.items()}
         has_teacher = any(config.distills for config in loss_configs.values())
         has_reference = any(config.kl_coef for config in loss_configs.values())
-        # An optimiser has the name of the role whose config it is built from.
-        first_role = next(iter(roles))
-        optimizer_names = {name: first_role if shared_optimizer else name for name in roles}
-        transforms = {}
-        for name in sorted(set(optimizer_names.values())):
-            transforms[name] = optimizer.make(roles[name], of_adapters=base is not None)
+        names, transforms = optimizer.make_all(roles, shared_optimizer, base is not None)
 
         # Parameters, moments, gradients and teacher are split over replicas too (ZeRO); samplers get whole weights.
         self.shardings = self._state_shardings(params, transforms, has_teacher)
@@ -156,7 +151,7 @@ class Learner(Trained):
 
         layout = self._layout(params)
         self._role_updates = {}
-        for name, optimizer_name in optimizer_names.items():
+        for name, optimizer_name in names.items():
             self._role_updates[name] = RoleUpdate(
                 layout,
                 loss_configs[name],

@@ -1,7 +1,8 @@
-"""The optimiser of a role."""
+"""The optimisers of the roles."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -35,3 +36,12 @@ def make(role: Any, of_adapters: bool = False) -> optax.GradientTransformation:
     )
     # Clipping comes before AdamW, so that one large gradient does not enter its moments.
     return optax.chain(optax.clip_by_global_norm(role.clip_norm), adamw)
+
+
+def make_all(
+    roles: Mapping[str, Any], shared: bool, of_adapters: bool
+) -> tuple[dict[str, str], dict[str, optax.GradientTransformation]]:
+    """Returns role → name of its optimiser, that of the role whose config it is built from; and name → optimiser."""
+    first_role = next(iter(roles))
+    names = {role: first_role if shared else role for role in roles}
+    return names, {name: make(roles[name], of_adapters) for name in sorted(set(names.values()))}
