@@ -100,7 +100,7 @@ def measure_update(model: ModelConfig, rollouts: workload.Rollouts) -> None:
 
     def update() -> None:
         engine.update()
-        jax.block_until_ready(engine.learner.published())
+        jax.block_until_ready(engine.learner.sampler_weights(engine.learner.view()))
 
     measured = seconds(update, 5)
     tokens = workload.TRAIN_BATCH * workload.TRAIN_LEN

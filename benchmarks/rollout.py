@@ -184,7 +184,9 @@ class Engine:
 
     def _publish(self) -> None:
         # An update invalidates what was published before.
-        view = sharding.sampler_view(self.learner.published(), self.learner.mesh)
+        view = sharding.sampler_view(
+            self.learner.sampler_weights(self.learner.view()), self.learner.mesh
+        )
         self.version += 1
         self.scheduler.weights.publish('policy', view, self.version)
 

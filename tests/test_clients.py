@@ -26,7 +26,7 @@ from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.environment import Limits
 from zeroplay_jax.rollout.requests import Request
-from zeroplay_jax.selfplay.judge import TextJudge
+from zeroplay_jax.selfplay.judge import Judge
 from zeroplay_jax.selfplay.judge_endpoint import endpoint_writer
 from zeroplay_jax.tools.base import Invocation
 from zeroplay_jax.types import UserError
@@ -69,7 +69,7 @@ def settings(address, seconds=SECONDS):
 
 def judge(address, folder, seconds=SECONDS):
     writer = endpoint_writer(settings(address, seconds).judge, prompts.select('full'))
-    referee = TextJudge(writer, (3, 5))
+    referee = Judge(writer, (3, 5))
     verdict = asyncio.run(referee.correct((0,), 'q', ['a'], 'a'))
     return verdict is True, referee.last_failure
 
@@ -334,7 +334,7 @@ def test_the_account_of_the_environment_is_sent_with_its_key(server, monkeypatch
     sent = server.headers
     assert (sent['OpenAI-Organization'], sent['OpenAI-Project']) == ('org-1', 'project-1')
     writer = endpoint_writer(settings(server.address).judge, prompts.select('full'), 'second_judge')
-    assert asyncio.run(TextJudge(writer, (3, 5)).correct((0,), 'q', ['a'], 'a'))
+    assert asyncio.run(Judge(writer, (3, 5)).correct((0,), 'q', ['a'], 'a'))
     assert 'OpenAI-Project' not in server.headers
     user_reads('right: both are sent, and not to the second judge')
 
@@ -376,7 +376,7 @@ def test_connections_outlive_event_loops(server, caplog, user_reads):
     at_once = 8
     server.together = threading.Barrier(at_once, timeout=SECONDS)
     writer = endpoint_writer(settings(server.address).judge, prompts.select('full'))
-    referee = TextJudge(writer, (3, 5))
+    referee = Judge(writer, (3, 5))
 
     async def judge_all():
         judgements = [referee.correct((n,), 'q', ['a'], 'a') for n in range(at_once)]
@@ -438,7 +438,7 @@ def test_the_requests_of_a_judge_at_once_are_bounded(monkeypatch, user_reads):
     crowd = Crowd()
     monkeypatch.setattr(web, 'open_client', lambda *_: crowd)
     writer = endpoint_writer(settings('http://127.0.0.1').judge, prompts.select('full'))
-    referee = TextJudge(writer, (3, 5))
+    referee = Judge(writer, (3, 5))
 
     async def judge_all():
         return await asyncio.gather(*[referee.correct((n,), 'q', ['a'], 'a') for n in range(600)])

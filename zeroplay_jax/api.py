@@ -26,7 +26,8 @@ from zeroplay_jax.evaluation.render import (
     rollout_text,
     with_observations,
 )
-from zeroplay_jax.learner.weights_view import publisher
+from zeroplay_jax.learner.role_update import step_loss
+from zeroplay_jax.learner.weights_view import published
 from zeroplay_jax.objectives import losses
 from zeroplay_jax.objectives import rewards as reward_functions
 from zeroplay_jax.objectives.advantages import LARGEST_REWARD
@@ -42,9 +43,10 @@ from zeroplay_jax.run import build, policy_settings
 from zeroplay_jax.runtime.workdir import check_is_folder
 from zeroplay_jax.selfplay import library_builder
 from zeroplay_jax.selfplay.answers import final_answer, metric_score
+from zeroplay_jax.selfplay.groups import set_advantages
 from zeroplay_jax.selfplay.library import SearchableCorpus
 from zeroplay_jax.selfplay.recipe import RoleSpec, recipe_class
-from zeroplay_jax.selfplay.update import rows_loss, set_advantages
+from zeroplay_jax.selfplay.update import micro_batches
 from zeroplay_jax.settings.kinds import ConfigError, is_server
 from zeroplay_jax.settings.schema import TrainedRole
 from zeroplay_jax.tools.base import Tool
@@ -240,8 +242,8 @@ def sample_rollouts(
         weights={_SOLVER: _SOLVER},
     )
     # The same weights in the sampler's layout and dtype.
-    published = publisher(policy.model, policy.opened.mesh, policy.params)(policy.params)
-    context.scheduler.weights.publish(_SOLVER, published)
+    of_sampler = published(policy.model, policy.opened.mesh, policy.params)
+    context.scheduler.weights.publish(_SOLVER, of_sampler)
 
     env = context.roles[_SOLVER].env
 
@@ -355,13 +357,12 @@ def policy_loss(
     micro = policy.config.micro
     # Writes the advantages into `rows`, computed within groups as in a training step.
     group_stats = set_advantages(rows, role)
-    total_loss, loss_stats = rows_loss(
+    total_loss, loss_stats = step_loss(
         policy.model,
+        role,
         policy.params if params is None else params,
         policy.params,
-        rows,
-        role,
-        (micro.rows, micro.tokens),
+        micro_batches(rows, role, (micro.rows, micro.tokens)),
     )
     # Statistics are (sum, count). One of no groups has count 0 and no mean; it is left out, as in metrics.jsonl.
     stats = {name: total / count for name, (total, count) in group_stats.items() if count}

@@ -352,7 +352,7 @@ class Row:
       drop: reason code when the row must not be trained on, else None.
       info: details for metrics and logs.
       turn_rewards: float64 [U], what each turn earned beside the outcome; NaN: this turn nothing; None: no turn.
-      advantage: set by `update.set_advantages`: a number, or float64 [U], one per turn; None after an update in which a
+      advantage: set by `groups.set_advantages`: a number, or float64 [U], one per turn; None after an update in which a
         value network gave one to every token.
       teacher_prompt: int32 [P], the teacher's prompt in place of the student's; None if the row is not distilled.
     """

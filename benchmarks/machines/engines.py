@@ -321,7 +321,7 @@ class Engine:
     def _read(self, chunk: DecodeChunk) -> list[PlayedRollout]:
         """Ends turns after a decode call; returns the rollouts that call a tool."""
         # A turn that ended in the call before is over: what the device wrote since is dropped.
-        is_current = chunk.turn == self.pool.placement.turn
+        is_current = chunk.generation == self.pool.placement.generation
         if chunk.cached is not None:
             self.pool.record_prefill(np.where(is_current, chunk.cached, 0))
         callers = []

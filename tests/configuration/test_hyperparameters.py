@@ -17,7 +17,7 @@ from zeroplay_jax.configuration import fields
 from zeroplay_jax.evaluation import answering
 from zeroplay_jax.learner import optimizer
 from zeroplay_jax.objectives import rewards
-from zeroplay_jax.selfplay.judge import NoReply, TextJudge
+from zeroplay_jax.selfplay.judge import Judge, NoReply
 from zeroplay_jax.selfplay.recipe import BUILT_IN
 from zeroplay_jax.types import Question, TaskDropped, UserError
 
@@ -88,7 +88,7 @@ def rubric_temperature():
         asked.append(temperature)
         raise NoReply('enough')
 
-    asyncio.run(TextJudge(write, (3, 5)).rubrics((0,), 'task', 'document'))
+    asyncio.run(Judge(write, (3, 5)).rubrics((0,), 'task', 'document'))
     return asked[0]
 
 

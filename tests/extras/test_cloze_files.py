@@ -9,7 +9,7 @@ from zeroplay_jax.data import files
 from zeroplay_jax.extras.inputs import __main__ as inputs
 from zeroplay_jax.extras.inputs import cleaning, cloze_files
 from zeroplay_jax.extras.inputs.cloze import BLANK
-from zeroplay_jax.objectives.rewards import normalize_answer
+from zeroplay_jax.objectives.answers import normalize_answer
 from zeroplay_jax.retrieval.corpus import Record, contents, read, split
 from zeroplay_jax.settings.kinds import EXAMPLE_TEXTS
 from zeroplay_jax.types import UserError

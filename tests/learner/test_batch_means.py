@@ -5,12 +5,13 @@ import numpy as np
 import pytest
 from test_learner import batches_of, learner_of, make_rows, role
 
-from zeroplay_jax.learner.batch import with_means
+from zeroplay_jax.learner.means import with_means
+from zeroplay_jax.learner.role_update import step_loss
 from zeroplay_jax.objectives import masking
 from zeroplay_jax.objectives.checks import check_loss
 from zeroplay_jax.objectives.losses import LossError, PolicyLoss
 from zeroplay_jax.policy import sharding
-from zeroplay_jax.selfplay.update import rows_loss
+from zeroplay_jax.selfplay.update import micro_batches
 
 
 def moments(logp, old_logp, advantage, mask, segment):
@@ -59,8 +60,11 @@ def test_the_update_and_policy_loss_read_the_same_means(policy):
     """The value is that of one micro-batch for both forms of the loss."""
     model, params = policy
     rows = make_rows(model)
-    value, stats = rows_loss(model, params, params, rows, settings_of(False), (16, 25))
-    split, _ = rows_loss(model, params, params, rows, settings_of(False), (2, 60))
+    settings = settings_of(False)
+    (value, stats), (split, _) = (
+        step_loss(model, settings, params, params, micro_batches(rows, settings, shape))
+        for shape in ((16, 25), (2, 60))
+    )
     assert float(split) == pytest.approx(float(value), rel=1e-5)
 
     learner = learner_of(policy, settings_of(True), (4, 60))

@@ -9,10 +9,11 @@ import pytest
 from test_learner import learner_of, make_rows, role
 
 from zeroplay_jax.learner.batch import pack
+from zeroplay_jax.learner.role_update import step_loss
 from zeroplay_jax.objectives.losses import PolicyLoss
 from zeroplay_jax.objectives.policy_gradient import sequence_pg
 from zeroplay_jax.policy import sharding
-from zeroplay_jax.selfplay.update import rows_loss
+from zeroplay_jax.selfplay.update import micro_batches
 from zeroplay_jax.types import ENV, POLICY, PROMPT, UserError
 
 LOSSES = ('sequence_pg', 'geometric_pg')
@@ -44,9 +45,8 @@ def parts(model):
 def loss_and_gradient(policy, rows, loss, shape):
     model, params = policy
     settings = role(loss=loss, **SETTINGS)
-    return jax.value_and_grad(lambda p: rows_loss(model, p, params, rows, settings, shape)[0])(
-        params
-    )
+    batches = micro_batches(rows, settings, shape)
+    return jax.value_and_grad(lambda p: step_loss(model, settings, p, params, batches)[0])(params)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def accumulated(policy, batches, mesh=(1, 1, 1), weights='masters', **fields):
     learner = learner_of(on_mesh(policy, mesh, **fields), role(), shape, mesh, weights=weights)
     programs = learner._role_updates['r']
     gradients, stats = programs.zero_gradients()
-    readable = learner.readable_weights()
+    readable = learner.update_weights()
     for batch in batches:
         batch = sharding.put_rows(batch, sharding.rows(sharding.make_mesh(*mesh)))
         gradients, stats = programs.accumulate(
@@ -129,7 +129,7 @@ def test_distillation_with_trained_logits_and_published_weights(policy):
             on_mesh(policy, (2, 2, 1), logits=logits), config, (4, 60), (2, 2, 1), **options
         )
         for _ in range(2):
-            learner.published()
+            learner.sampler_weights(learner.view())
             stats = learner.update('r', packed(rows, micro_rows=4), 0.5)
             learner.update_ema_teacher()
         results.append(stats)
@@ -147,7 +147,7 @@ def test_the_next_update_reads_the_weights_that_the_last_one_made(policy):
         learner = learner_of(low, role(learning_rate=1e-2), weights=weights)
         for _ in range(3):
             if publishes:
-                learner.published()
+                learner.sampler_weights(learner.view())
             learner.update('r', batches)
         states.append(jax.device_get(learner.state))
     for other in states[1:]:
@@ -170,8 +170,8 @@ def placed(batches, rows):
     return places
 
 
-def packed_rows(rows, order='longest_first', micro_rows=1, tokens=40, mode='token'):
-    return pack(rows, micro_rows=micro_rows, tokens=tokens, mode=mode, order=order)
+def packed_rows(rows, order='longest_first', micro_rows=1, tokens=40):
+    return pack(rows, micro_rows=micro_rows, tokens=tokens, mode='token', order=order)
 
 
 def test_longest_first_fills_rows_better_and_keeps_every_token(policy):
@@ -196,13 +196,6 @@ def test_longest_first_is_a_function_of_the_rows_in_their_order(policy):
     for length in set(lengths):
         alike = [i for i, n in enumerate(lengths) if n == length]
         assert [places[i] for i in alike] == sorted(places[i] for i in alike)
-
-
-def test_longest_first_gives_the_same_gradients(policy):
-    rows = make_rows(policy[0], 20)
-    options = dict(micro_rows=4, tokens=50, mode='seq_mean_token_mean')
-    one, other = (packed_rows(rows, order, **options) for order in ('arrival', 'longest_first'))
-    close(gradient(policy, other), gradient(policy, one))
 
 
 # State that rests in the memory of hosts
@@ -232,9 +225,11 @@ def test_updates_are_the_same_bit_for_bit_and_leave_nothing_on_the_devices(polic
     assert kinds(plain.state) == {'device'}
     improve(plain, policy[0])
     improve(resting, policy[0])
-    assert kinds(resting.state) == {'pinned_host'} and kinds(resting.published()) == {'device'}
+    assert kinds(resting.state) == {'pinned_host'} and kinds(
+        resting.sampler_weights(resting.view())
+    ) == {'device'}
     same(resting.state, plain.state)
-    same(resting.published(), plain.published())
+    same(resting.sampler_weights(resting.view()), plain.sampler_weights(plain.view()))
     moved = np.asarray(plain.params['embedding']) - np.asarray(policy[1]['embedding'])
     assert np.abs(moved).max() > 1e-3
 

@@ -120,7 +120,7 @@ def test_gradients_are_those_of_the_dense_product(policy, mode):
     adapter, rows = trained(base, 'solver'), packed(model)
 
     def loss(params):
-        logp, entropy = transformer.score(model, params, *rows, train_entropy=True)
+        logp, entropy = transformer.score(model, params, *rows)
         return jnp.sum(logp * np.linspace(0, 1, logp.size).reshape(logp.shape) + 0.1 * entropy)
 
     ours = jax.jit(jax.grad(lambda a: loss(adapters.join(base, a))))(adapter)

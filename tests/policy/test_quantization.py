@@ -76,7 +76,7 @@ def test_values_and_gradients_of_adapters_are_those_over_the_dequantised_base(po
 
     def loss(adapter, base):
         params = adapters.join(base, adapter)
-        logp, entropy = transformer.score(model, params, *rows, train_entropy=True)
+        logp, entropy = transformer.score(model, params, *rows)
         return jnp.sum(logp * weight + 0.1 * entropy), logp
 
     gradient = jax.jit(jax.grad(loss, has_aux=True))

@@ -1,6 +1,8 @@
 """Requests whose rollouts search, on a sampler of a few slots."""
 
 import dataclasses
+import itertools
+import time
 
 import jax
 import numpy as np
@@ -21,6 +23,15 @@ CONFIG = SamplerConfig(slots=4, context=96, chunk=8, fill_rows=2, burst=4, put_r
 def echo(queries):
     """A page is a function of the query."""
     return [[{'id': 0, 'title': q[:3], 'text': q[::-1]}] for q in queries]
+
+
+_calls = itertools.count()
+
+
+def late_echo(queries):
+    """The same after a time that depends on the clock of others."""
+    time.sleep(0.02 * (next(_calls) % 3))
+    return echo(queries)
 
 
 def make_env(codec, search=echo, **limits):
@@ -71,7 +82,7 @@ def run(policy, reqs=None, config=CONFIG, mesh=None, order=1, **options):
 
 def start(scheduler, name, reqs, version):
     """Begins a run of this name with requests that a version of the weights plays."""
-    reqs = [dataclasses.replace(r, version=version, run=name) for r in reqs]
+    reqs = [dataclasses.replace(r, version=version, owner=name) for r in reqs]
     scheduler.start(name, [scheduler.rollout(r) for r in reqs])
 
 
@@ -85,3 +96,10 @@ def same(a, b, tolerance=0.0):
         np.testing.assert_array_equal(x.source, y.source)
         assert x.finish == y.finish and [t.text for t in x.turns] == [t.text for t in y.turns]
         assert np.abs(x.logp - y.logp).max() <= tolerance
+
+
+def check_requests_alone_count(policy, expected, config=CONFIG):
+    """Neither the order of requests nor their neighbours nor the time of tools changes a bit of these rollouts."""
+    same(expected, run(policy, config=config, order=-1))
+    same(expected[9:12], run(policy, requests(make_env(policy[0]))[3:4], config))
+    same(expected, run(policy, requests(make_env(policy[0], late_echo)), config))

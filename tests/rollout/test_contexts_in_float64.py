@@ -10,10 +10,11 @@ import torch
 import transformers
 from test_continuing import QUESTIONS, fold, make_context, run, whole
 
+from zeroplay_jax.learner.role_update import step_loss
 from zeroplay_jax.policy import hf
 from zeroplay_jax.rollout import continuing
 from zeroplay_jax.rollout.tokens import Codec
-from zeroplay_jax.selfplay.update import rows_loss
+from zeroplay_jax.selfplay.update import micro_batches
 from zeroplay_jax.settings.schema import TrainedRole
 from zeroplay_jax.types import POLICY, Row
 
@@ -96,5 +97,6 @@ def test_the_loss_of_folded_rollouts(both, loss):
     assert any(len(row.trajectory.contexts) == 3 for row in rows)
     settings = ml_collections.ConfigDict(TrainedRole().model_dump())
     settings.update(loss=loss, aggregation='seq_mean_token_mean', kl_coef=0.0, **CLIP)
-    value, _ = rows_loss(policy[1], policy[2], policy[2], rows, settings, (2, 240))
+    batches = micro_batches(rows, settings, (2, 240))
+    value, _ = step_loss(policy[1], settings, policy[2], policy[2], batches)
     np.testing.assert_allclose(float(value), np.mean(losses), rtol=1e-4)

@@ -13,7 +13,7 @@ from test_scheduler import test_sampler_log_probs_are_the_trainers as check_log_
 
 from zeroplay_jax.learner.batch import pack
 from zeroplay_jax.rollout.prompts import Prompt
-from zeroplay_jax.selfplay.context import Role, RolloutContext, StepRun
+from zeroplay_jax.selfplay.context import Episodes, Role, RolloutContext
 from zeroplay_jax.selfplay.schedule import Phase, Step
 from zeroplay_jax.tools.search import SearchTool
 from zeroplay_jax.types import ENV, POLICY, PROMPT, Row, TaskDropped, UserError
@@ -101,7 +101,7 @@ def test_forks_begin_with_the_ids_of_the_rollout_and_train_their_own(policy, mon
     for trunk, forks in results:
         first_end = [*trunk.starts, len(trunk.tokens)][1]
         # Rows of their own: the trunk can be one too.
-        assert not context.run.continued
+        assert not context.episodes.continued
         for fork in forks:
             np.testing.assert_array_equal(fork.tokens[:first_end], trunk.tokens[:first_end])
             assert fork.prompt_tokens == first_end and not fork.earlier
@@ -172,7 +172,7 @@ def test_a_fold_trains_every_sampled_token_once_where_it_was_sampled(policy, lay
         assert set(third.starts[:-1]) == {-1}
         rows.append(Row('whole', third, 1.0, number, advantage=1.0))
     assert {len(third.contexts) for _, _, third in results} >= {3}
-    assert context.run.continued == {(n, i, 0) for n in (3, 5) for i in range(len(QUESTIONS))}
+    assert context.episodes.continued == {(n, i, 0) for n in (3, 5) for i in range(len(QUESTIONS))}
     check_log_probs(policy, [c for _, _, third in results for c in third.contexts])
 
     batches = pack(rows, micro_rows=2, tokens=240, mode='seq_mean_token_mean')
@@ -263,7 +263,7 @@ def test_what_cannot_go_on_is_refused_in_one_line(policy):
         bound = context.bound()
         with pytest.raises(error) as info:
             await bound.go_on('whole', (11,), first, **options)
-        assert not bound.run.continued
+        assert not bound.episodes.continued
         return str(info.value)
 
     missing, full = run(
@@ -298,7 +298,7 @@ def test_what_cannot_go_on_is_refused_in_one_line(policy):
 
 def test_a_request_is_named_once_and_gives_its_prompt_the_fields_that_it_has(policy):
     context, _ = make_context(policy)
-    context = context.bound(StepRun(step=Step(Phase('solver', 1), 0, 3)))
+    context = context.bound(Episodes(step=Step(Phase('solver', 1), 0, 3)))
 
     async def refused(identity, **fields):
         with pytest.raises(UserError) as info:
@@ -368,7 +368,7 @@ def test_forks_behind_a_failed_call_count_as_failed(policy):
 
     ((forks, grandchild, free),) = run(context, episode())
     assert all(fork.has_tool_failure and not fork.calls for fork in (*forks, grandchild))
-    assert not context.run.replays
+    assert not context.episodes.replays
     assert not any(fork.has_tool_failure for fork in free)
 
 
@@ -424,8 +424,8 @@ def test_a_call_that_nobody_waits_for_ends_with_its_step(policy):
         is_up.set()
         await ahead.ask('short', (5, 0), question='abc')
 
-    scheduler.start(dropped.run, [episode()])
-    scheduler.start(ahead.run, [other()])
-    scheduler.wait(dropped.run)
-    scheduler.wait(ahead.run)
+    scheduler.start(dropped.episodes, [episode()])
+    scheduler.start(ahead.episodes, [other()])
+    scheduler.wait(dropped.episodes)
+    scheduler.wait(ahead.episodes)
     assert seen == ['cancelled'] and not scheduler._callers

@@ -1,12 +1,20 @@
 """Gated delta nets in rollouts: a state per slot changes nothing of what the sampler promises (test_scheduler.py)."""
 
 import dataclasses
-import time
 
 import numpy as np
 import pytest
 import tiny
-from request_cases import CONFIG, echo, make_env, make_scheduler, play, requests, run, same
+from request_cases import (
+    CONFIG,
+    check_requests_alone_count,
+    make_env,
+    make_scheduler,
+    play,
+    requests,
+    run,
+    same,
+)
 from test_continuing import LONG, make_context
 from test_continuing import run as run_episodes
 from test_log_probs import asked_after, by_learner, note_of
@@ -32,16 +40,7 @@ def baseline(policy):
 
 def test_order_neighbours_and_tools_change_no_bit(policy, baseline):
     assert sum(t.valid_calls for t in baseline) >= 10
-    same(baseline, run(policy, order=-1))
-    same(baseline[9:12], run(policy, requests(make_env(policy[0]))[3:4]))
-    calls = []
-
-    def slow(queries):
-        calls.append(len(queries))
-        time.sleep(0.02 * (len(calls) % 3))
-        return echo(queries)
-
-    same(baseline, run(policy, requests(make_env(policy[0], slow))))
+    check_requests_alone_count(policy, baseline)
 
 
 def test_the_trainer_computes_the_same_log_probs(policy, baseline):

@@ -18,7 +18,7 @@ from zeroplay_jax.policy import adapters, sharding, transformer
 from zeroplay_jax.rollout import continuing, scoring
 from zeroplay_jax.rollout.prompts import Prompt
 from zeroplay_jax.rollout.tokens import Codec
-from zeroplay_jax.selfplay.context import Role, RolloutContext, StepRun
+from zeroplay_jax.selfplay.context import Episodes, Role, RolloutContext
 from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT
 from zeroplay_jax.types import POLICY, TaskDropped
 
@@ -111,7 +111,7 @@ def test_they_are_those_of_the_version_that_plays_the_step_and_are_counted(polic
     scheduler.weights.pin({'policy': 1})
     newer = changed(policy[2])
     scheduler.weights.publish('policy', newer)
-    pinned = context.bound(StepRun(versions={'policy': 1}))
+    pinned = context.bound(Episodes(versions={'policy': 1}))
 
     async def episode(context):
         return (await context.log_probs('whole', (1,), ['abc'], question='cab'))[0]
@@ -121,7 +121,7 @@ def test_they_are_those_of_the_version_that_plays_the_step_and_are_counted(polic
     np.testing.assert_allclose(old, by_learner(policy, ids, 'abc'), atol=1e-5)
     np.testing.assert_allclose(new, by_learner(policy, ids, 'abc', newer), atol=1e-5)
     # 'ab' is one token.
-    assert (pinned.run.scored_texts, pinned.run.scored_tokens) == (1, len(ids) + 3 - 1)
+    assert (pinned.episodes.scored_texts, pinned.episodes.scored_tokens) == (1, len(ids) + 3 - 1)
     assert scheduler.stats['generated_tokens'] == 0
 
 
@@ -133,7 +133,7 @@ def test_adapters_have_their_own(policy):
     context = RolloutContext(scheduler, roles, {'prompt': Prompt('{question}')})
 
     async def episode(name, version):
-        bound = context.bound(StepRun(versions={name: version}))
+        bound = context.bound(Episodes(versions={name: version}))
         return (await bound.log_probs(name, (1,), ['deaf'], question='cab'))[0]
 
     results = run(context, *(episode(*key) for key in WEIGHTS))

@@ -2,7 +2,6 @@
 
 import dataclasses
 import pathlib
-import time
 
 import interpretable_kernel
 import jax
@@ -11,7 +10,8 @@ import pytest
 from refused_calls import check_table
 from request_cases import (
     CONFIG,
-    echo,
+    check_requests_alone_count,
+    late_echo,
     make_env,
     make_pool,
     make_scheduler,
@@ -69,11 +69,10 @@ def test_pages_and_budget_change_no_token(policy, expected, page, budget):
     assert not scheduler.stats['evictions']
 
 
-def test_neighbours_order_and_pages_change_no_bit(policy):
+def test_order_neighbours_tools_and_pages_change_no_bit(policy):
     reqs = requests(make_env(policy[0]))
     rollouts, _ = paged(policy, PAGED)
-    same(rollouts, paged(policy, PAGED, order=-1)[0])
-    same(rollouts[9:12], paged(policy, PAGED, reqs[3:4])[0])
+    check_requests_alone_count(policy, rollouts, PAGED)
 
     # Other pages for the same tokens, in another order, all full of what is not a number.
     scheduler, pool = make_scheduler(policy, PAGED)
@@ -84,18 +83,6 @@ def test_neighbours_order_and_pages_change_no_bit(policy):
     shard = pool.placement.shards[0]
     shard.allocator.free = sorted(shard.allocator.free)[11:]
     same(rollouts[6:15], play(scheduler, reqs[2:5]))
-
-
-def test_tool_latency_changes_no_bit(policy):
-    calls = []
-
-    def slow(queries):
-        calls.append(len(queries))
-        time.sleep(0.02 * (len(calls) % 3))
-        return echo(queries)
-
-    rollouts, _ = paged(policy, PAGED)
-    same(rollouts, paged(policy, PAGED, requests(make_env(policy[0], slow)))[0])
 
 
 def test_a_page_is_shared_until_its_end_differs(policy):
@@ -121,14 +108,9 @@ def test_a_page_is_shared_until_its_end_differs(policy):
     assert max(seen)[0] == 3 and max(shared for _, shared in seen) >= 3
 
 
-def slow_echo(queries):
-    time.sleep(0.01)
-    return echo(queries)
-
-
 def test_few_pages_evict_and_prefill_again(policy, expected):
     """Pages for little more than one rollout: every bit is the same."""
-    reqs = requests(make_env(policy[0], slow_echo))
+    reqs = requests(make_env(policy[0], late_echo))
     plenty, before = paged(policy, dataclasses.replace(PAGED, slots=6), reqs)
     rollouts, scheduler = paged(policy, dataclasses.replace(PAGED, slots=6, pages=8), reqs)
     assert scheduler.stats['evictions'] > 0 and scheduler.stats['refilled_tokens'] > 0

@@ -14,6 +14,7 @@ import pytest
 import tiny
 from request_cases import (
     CONFIG,
+    check_requests_alone_count,
     echo,
     make_env,
     make_scheduler,
@@ -73,10 +74,8 @@ def test_turns_know_their_sampled_tokens(policy, baseline):
 
 
 @pytest.mark.parametrize('config,expected', [(CONFIG, 'baseline'), (USED, 'over_used')])
-def test_order_and_neighbours_change_nothing_bitwise(policy, config, expected, request):
-    expected = request.getfixturevalue(expected)
-    same(expected, run(policy, config=config, order=-1))
-    same(expected[9:12], run(policy, requests(make_env(policy[0]))[3:4], config))
+def test_order_neighbours_and_tools_change_no_bit(policy, config, expected, request):
+    check_requests_alone_count(policy, request.getfixturevalue(expected), config)
 
 
 def test_attention_to_used_places_changes_no_token(baseline, over_used):
@@ -95,18 +94,6 @@ def test_a_turn_takes_no_step_behind_a_token_that_ends_it(policy, baseline, monk
     scheduler, _ = make_scheduler(policy)
     same(baseline, play(scheduler, requests(make_env(codec))))
     assert scheduler.stats['generated_tokens'] > kept
-
-
-def test_tool_latency_changes_nothing_bitwise(policy, baseline):
-    calls = []
-
-    def slow(queries):
-        calls.append(len(queries))
-        time.sleep(0.02 * (len(calls) % 3))
-        return echo(queries)
-
-    same(baseline, run(policy, requests(make_env(policy[0], slow))))
-    assert len(calls) > 3
 
 
 @pytest.mark.parametrize('slots', [1, 2, 7])

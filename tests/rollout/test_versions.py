@@ -126,14 +126,14 @@ def test_requests_that_an_episode_leaves_behind_end_with_its_run(policy):
     left = []
 
     async def leaves():
-        request = dataclasses.replace(reqs[0], run='first')
+        request = dataclasses.replace(reqs[0], owner='first')
         left.append(asyncio.ensure_future(scheduler.rollout(request)))
         await asyncio.sleep(0)
 
     scheduler.start('first', [leaves()])
     start(scheduler, 'second', of_step(reqs, 4), 2)
     scheduler.wait('first')
-    assert all(rollout.request.run == 'second' for rollout in pool.unfinished())
+    assert all(rollout.request.owner == 'second' for rollout in pool.unfinished())
     scheduler.weights.publish('policy', policy[2])
     assert len(flat(scheduler.wait('second'))) == 6
     assert left[0].cancelled()
@@ -163,7 +163,7 @@ def test_a_late_result_never_reaches_the_rollout_that_took_the_slot(policy):
         while not called.is_set():
             await asyncio.sleep(0)
 
-    old = [dataclasses.replace(r, run='first') for r in requests(make_env(codec, late))]
+    old = [dataclasses.replace(r, owner='first') for r in requests(make_env(codec, late))]
     new = of_step(requests(make_env(codec, releases), 6), 4)
     scheduler.start('first', [leaves(request) for request in old])
     start(scheduler, 'second', new, 2)

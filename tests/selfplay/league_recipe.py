@@ -8,7 +8,7 @@ class Recipe(recipe.Recipe):
     async def episode(self, context, step, task):
         outcome = await super().episode(context, step, task)
         for row in outcome.rows:
-            row.info.details['versions'] = dict(context.run.versions)
+            row.info.details['versions'] = dict(context.episodes.versions)
             row.info.details['baselines'] = dict(self.baselines)
             # All rewards of a question differ, so that every step trains and moves the baselines.
             cost = row.trajectory.policy_tokens / 1000 + row.trajectory.identity[-1] / 100

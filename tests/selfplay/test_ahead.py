@@ -22,7 +22,7 @@ from test_engine import (  # noqa: F401
 
 from zeroplay_jax.runtime import signals
 from zeroplay_jax.selfplay import step_metrics
-from zeroplay_jax.selfplay.judge import Judgement, TextJudge
+from zeroplay_jax.selfplay.judge import Judge, Judgement
 from zeroplay_jax.selfplay.schedule import Phase, Step, TaskPool, all_steps, evaluation_step
 from zeroplay_jax.types import Preempted, Question, Row, TaskDropped, Turn
 
@@ -39,7 +39,7 @@ class Versions(Game):
         if task.identity in self.waits:
             await asyncio.sleep(0.2)
         outcome = await super().episode(context, step, task)
-        version = context.run.versions['solver']
+        version = context.episodes.versions['solver']
         for row in outcome.rows:
             row.trajectory = dataclasses.replace(row.trajectory, version=version)
         return outcome
@@ -152,7 +152,7 @@ def test_replies_of_a_judge_are_rows_of_the_step_and_the_task_that_asked(game, a
     """Of every round of the filter, of no other step, in order; of a task that is dropped none."""
     engine, played, schedule = game(ahead)
     played.__class__, played.waits = Judged, ((0, 1), (2, 0))
-    judge = TextJudge(write, (1, 5))
+    judge = Judge(write, (1, 5))
     engine.collector.context = dataclasses.replace(engine.context, judge=judge)
     counts = []
     for step, next_step in zip(schedule, [*schedule[1:], None], strict=True):
@@ -173,7 +173,7 @@ def test_a_resumed_run_begins_the_same_step_again(game, last):
     whole, _, schedule = game()
     play(whole, schedule, 0, last)
     saved = snapshot(whole)
-    assert saved[1]['ahead']['step'] == last
+    assert saved[1]['ahead']['number'] == last
     expected = play(whole, schedule, last)
     resumed, *_ = game(name='resumed')
     resumed.restore(*copy.deepcopy(saved))

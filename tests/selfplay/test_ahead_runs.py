@@ -30,7 +30,7 @@ class Played:
 
     def _note(self, identity, ids):
         upcoming = self.engine.collector.ahead
-        if upcoming is not None and identity[0] == upcoming.run.number:
+        if upcoming is not None and identity[0] == upcoming.episodes.number:
             self.early.add(identity[0])
 
     def again(self):

@@ -26,7 +26,7 @@ from zeroplay_jax.selfplay.judge import RuleJudge
 from zeroplay_jax.selfplay.recipe import Recipe, RoleSpec
 from zeroplay_jax.selfplay.rows import from_bytes
 from zeroplay_jax.selfplay.schedule import Phase, Step
-from zeroplay_jax.selfplay.update import pack_rows
+from zeroplay_jax.selfplay.update import micro_batches
 from zeroplay_jax.settings.schema import TrainedRole
 from zeroplay_jax.types import (
     POLICY,
@@ -134,13 +134,13 @@ def start(policy, monkeypatch):
 
     def started(pays, **changes):
         engine, game = make(policy, pays, **changes)
-        items, pack = [], engine.updates.pack
+        items, batches = [], engine.updates.batches
 
         def noted(role, rows, distill):
             items.append([row.info.details['item'] for row in rows])
-            return pack(role, rows, distill)
+            return batches(role, rows, distill)
 
-        monkeypatch.setattr(engine.updates, 'pack', noted)
+        monkeypatch.setattr(engine.updates, 'batches', noted)
         return engine, game, items
 
     return started
@@ -196,16 +196,16 @@ def truncate(game, item, finish, first=0):
 
 
 def spoil_gradient(engine, monkeypatch):
-    pack = engine.updates.pack
+    whole = engine.updates.batches
 
     def poisoned(role, rows, distill):
         batches = []
-        for batch in pack(role, rows, distill):
+        for batch in whole(role, rows, distill):
             advantage = np.where(batch.mask, np.float32('nan'), batch.advantage)
             batches.append(dataclasses.replace(batch, advantage=advantage))
         return batches
 
-    monkeypatch.setattr(engine.updates, 'pack', poisoned)
+    monkeypatch.setattr(engine.updates, 'batches', poisoned)
 
 
 MIXED = lambda item: (1, 0) if item % 2 else (0, 0)  # every second item has something to teach
@@ -239,7 +239,7 @@ def test_the_contexts_of_a_rollout_have_its_advantage_and_count_as_one_rollout(m
     rows = [Row('solver', whole, 1.0, 0, advantage=0.5), Row('solver', cut, 0.0, 0, advantage=-0.5)]
     settings = TrainedRole(aggregation=mode, kl_coef=0.1)
     # One row each, so that the contexts of a rollout are in different micro-batches.
-    batches = pack_rows(rows, settings, (1, 8))
+    batches = micro_batches(rows, settings, (1, 8))
     weights = [batch.weight[batch.mask] for batch in batches]
     advantages = [float(batch.advantage[batch.mask][0]) for batch in batches]
     assert advantages == [0.5, -0.5, -0.5, -0.5]
@@ -265,7 +265,7 @@ def going_on(game, continued):
             turns = (Turn('a', start=3, stop=8),)
             row.trajectory = dataclasses.replace(row.trajectory, earlier=earlier, turns=turns)
             if row.trajectory.identity[-1] == continued:
-                context.run.continued.add(row.trajectory.identity)
+                context.episodes.continued.add(row.trajectory.identity)
         return outcome
 
     game.episode = changed

@@ -88,8 +88,8 @@ def test_a_rollout_is_played_anew_at_most_twice_in_its_own_place(replays):
     assert [one.identity for one in rollouts] == [(7, 1, 0), (7, 1, 1), (7, 1, 2)]
     failures = [one.has_tool_failure for one in rollouts]
     assert failures == ([False, False, True] if replays else [False, True, True])
-    assert context.run.replays == len(scheduler.requests) - 1 == 2 * replays
-    assert context.run.rollouts == 3
+    assert context.episodes.replays == len(scheduler.requests) - 1 == 2 * replays
+    assert context.episodes.rollouts == 3
     # Each with randomness of its own, and otherwise as it was asked.
     names = [request.identity for request in scheduler.requests]
     assert len(set(names)) == len(names)

@@ -14,7 +14,7 @@ from refused_calls import check_table, fault_rows
 from zeroplay_jax.configs import common
 from zeroplay_jax.recipes import ssp
 from zeroplay_jax.rollout import prompts
-from zeroplay_jax.selfplay.judge import RuleJudge, TextJudge
+from zeroplay_jax.selfplay.judge import Judge, RuleJudge
 from zeroplay_jax.selfplay.judge_endpoint import check_judge, endpoint_writer
 from zeroplay_jax.types import TaskDropped, UserError
 
@@ -43,7 +43,7 @@ class Server(http.server.ThreadingHTTPServer):
 
     def judge(self, recipe_prompts=None, **options):
         writer = endpoint_writer(self.config, prompts.select('full', recipe_prompts or {}))
-        return TextJudge(writer, (3, 5), **options)
+        return Judge(writer, (3, 5), **options)
 
     def prompt(self, number=0):
         (message,) = self.asked[number][1]['messages']
@@ -290,7 +290,7 @@ def test_text_of_a_model_brings_no_control_token_to_the_server(judge_of):
 
 
 def test_a_run_without_verdicts_stops():
-    judge = TextJudge(None, (3, 5), max_failure_rate=0.5)
+    judge = Judge(None, (3, 5), max_failure_rate=0.5)
     judge.check_failure_rate(collections.Counter(asked=10, failed=3, unread=2))
     with pytest.raises(UserError, match='6 of 10 judgements'):
         judge.check_failure_rate(collections.Counter(asked=10, failed=4, unread=2))

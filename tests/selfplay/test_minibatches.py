@@ -5,7 +5,8 @@ import types
 import numpy as np
 import pytest
 
-from zeroplay_jax.selfplay.update import set_advantages, split_minibatches, trained_rows
+from zeroplay_jax.selfplay.groups import set_advantages
+from zeroplay_jax.selfplay.update import split_minibatches, trained_rows
 from zeroplay_jax.types import Row, identity_rng
 
 

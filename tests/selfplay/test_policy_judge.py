@@ -18,8 +18,8 @@ from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.run import build
 from zeroplay_jax.selfplay import answers
 from zeroplay_jax.selfplay.collection import Collector
-from zeroplay_jax.selfplay.context import Role, RolloutContext, StepRun
-from zeroplay_jax.selfplay.judge import TextJudge, judgements_of_episode, policy_writer
+from zeroplay_jax.selfplay.context import Episodes, Role, RolloutContext
+from zeroplay_jax.selfplay.judge import Judge, judgements_of_episode, policy_writer
 from zeroplay_jax.selfplay.recipe import Recipe
 from zeroplay_jax.selfplay.schedule import Phase, Step
 from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT
@@ -54,10 +54,10 @@ def test_a_role_that_the_step_trains_judges_by_the_majority_and_is_paid_for_it(i
     replies = [scripted.trajectory(Turn(text), finish='eos') for text in said]
     context = scripted.ScriptedContext(grader=replies)
     phase = Phase('solver', 1, ('solver', 'grader') if is_trained else ('solver',))
-    context.run = StepRun(step=Step(phase, 0, 7), player=Recipe(None, None))
+    context.episodes = Episodes(step=Step(phase, 0, 7), player=Recipe(None, None))
     context.prompts = prompts.select('mini')
     writer = policy_writer(0.6, {'judge.answer': 'grader'}, {'grader': 4})
-    context.judge = TextJudge(writer, (3, 5)).bound(context)
+    context.judge = Judge(writer, (3, 5)).bound(context)
     task = Task((7, 0), Question('q', ('a',)))
     judgements_of_episode.set([])
     # Whose episode asks decides whose row it is, whatever the identity begins with.
@@ -73,7 +73,7 @@ def test_a_role_that_the_step_trains_judges_by_the_majority_and_is_paid_for_it(i
 
 
 def judge_of(context, **options):
-    return TextJudge(policy_writer(0.6), (3, 5), **options).bound(context)
+    return Judge(policy_writer(0.6), (3, 5), **options).bound(context)
 
 
 def ask(context, *asked):
@@ -173,7 +173,7 @@ def test_grades_come_from_a_role_whose_replies_may_fill_the_slot(codec):
     env = dataclasses.replace(context.roles['judge'].env, limits=Limits(1, 10_000, 0))
     role = dataclasses.replace(context.roles['judge'], name='judge_grader', env=env)
     context = dataclasses.replace(context, roles=context.roles | {'judge_grader': role})
-    grader = TextJudge(policy_writer(0.6, {'judge.grade': 'judge_grader'}), (3, 5))
+    grader = Judge(policy_writer(0.6, {'judge.grade': 'judge_grader'}), (3, 5))
     short, long = judge_of(context), grader.bound(context)
     assert ask(context, short.grade((0,), 't', 'a', 'r'), long.grade((1,), 't', 'a', 'r')) == [
         None,

@@ -8,7 +8,7 @@ import pytest
 
 from zeroplay_jax.configs import common
 from zeroplay_jax.selfplay import rows
-from zeroplay_jax.selfplay.update import GroupFilter
+from zeroplay_jax.selfplay.groups import GroupFilter
 from zeroplay_jax.types import (
     Outcome,
     Question,

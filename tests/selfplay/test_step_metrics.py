@@ -16,7 +16,7 @@ from zeroplay_jax.policy import transformer
 from zeroplay_jax.policy.decoder import ModelConfig
 from zeroplay_jax.runtime import devices
 from zeroplay_jax.selfplay import health, metrics, step_metrics
-from zeroplay_jax.selfplay.context import StepRun
+from zeroplay_jax.selfplay.context import Episodes
 from zeroplay_jax.selfplay.task_log import task_log
 from zeroplay_jax.types import (
     ENV,
@@ -41,8 +41,7 @@ def make_context(hosts=1, pages=8, **scored):
         stats=collections.Counter(), workers=workers, pools={'solver': pool}
     )
     processes = types.SimpleNamespace(count=hosts, index=0, seconds=0.0, gather=lambda x: [x])
-    run = StepRun(**scored)
-    return types.SimpleNamespace(scheduler=scheduler, hosts=processes, run=run)
+    return types.SimpleNamespace(scheduler=scheduler, hosts=processes, episodes=Episodes(**scored))
 
 
 def test_the_causes_of_a_step_add_up_to_its_wall_time(monkeypatch):

@@ -9,12 +9,13 @@ import scripted
 
 from zeroplay_jax.configs import common
 from zeroplay_jax.selfplay.collection import Collector
-from zeroplay_jax.selfplay.context import StepRun
-from zeroplay_jax.selfplay.metrics import invalid_reason, reward_table, rollout_stats
+from zeroplay_jax.selfplay.context import Episodes
+from zeroplay_jax.selfplay.groups import _informative_groups, reward_table, set_advantages
+from zeroplay_jax.selfplay.metrics import invalid_reason, rollout_stats
 from zeroplay_jax.selfplay.records import teaches
 from zeroplay_jax.selfplay.rows import from_bytes, to_bytes
 from zeroplay_jax.selfplay.schedule import Phase, Step
-from zeroplay_jax.selfplay.update import _informative_groups, pack_rows, set_advantages
+from zeroplay_jax.selfplay.update import micro_batches
 from zeroplay_jax.types import ENV, POLICY, PROMPT, Outcome, Row, Trajectory, Turn, UserError
 
 NONE = float('nan')
@@ -96,7 +97,7 @@ def test_the_filter_keeps_groups_that_differ_in_their_turns_alone():
 
 def token_advantages(rows, shape, **changes):
     """rollout and context → advantages of the sampled tokens, and the sum of all weights."""
-    batches = pack_rows(rows, settings(**changes), shape)
+    batches = micro_batches(rows, settings(**changes), shape)
     kept = [np.concatenate([getattr(batch, name) for batch in batches]) for name in FIELDS]
     advantage, mask, segment, weight = kept
     assert not advantage[~mask & (segment == 0)].any()
@@ -185,7 +186,7 @@ def test_turn_rewards_are_logged_as_their_sum_per_rollout():
 
 def checked(row):
     collector = types.SimpleNamespace(config=types.SimpleNamespace(recipe='their.recipe'))
-    Collector._check_row(collector, StepRun(), Step(Phase('proposer', 1), 0, 0), row)
+    Collector._check_row(collector, Episodes(), Step(Phase('proposer', 1), 0, 0), row)
     return row.turn_rewards
 
 

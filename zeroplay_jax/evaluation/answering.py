@@ -23,7 +23,7 @@ from jaxtyping import Bool
 
 from zeroplay_jax.evaluation import statistics
 from zeroplay_jax.evaluation.results import Answered
-from zeroplay_jax.objectives.rewards import normalize_answer
+from zeroplay_jax.objectives.answers import normalize_answer
 from zeroplay_jax.rollout.requests import Request
 from zeroplay_jax.selfplay.answers import final_answer, prompt_fields, score
 from zeroplay_jax.selfplay.context import Role, RolloutContext

@@ -8,15 +8,15 @@ from collections.abc import Callable, Sequence
 
 from zeroplay_jax.evaluation.results import Answered
 from zeroplay_jax.selfplay.context import RolloutContext
-from zeroplay_jax.selfplay.judge import TextJudge, policy_writer
-from zeroplay_jax.settings.schema import Judge
+from zeroplay_jax.selfplay.judge import Judge, policy_writer
+from zeroplay_jax.settings import schema
 from zeroplay_jax.types import Question, UserError
 
 # What follows the thoughts of a reply: one rating, which ends it. Thoughts that do not end have none.
 _RATED = re.compile(r'(?:(?!</?score>|<think>).)*<score>\s*([1-5])\s*</score>[\s*`.]*', re.DOTALL)
 
 
-class _Rater(TextJudge):
+class _Rater(Judge):
     """A judge that rates questions."""
 
     async def rate(self, identity: tuple[int, ...], question: str) -> int | None:
@@ -32,7 +32,7 @@ def parse(text: str) -> int | None:
 
 def rate_all(
     context: RolloutContext,
-    settings: Judge,
+    settings: schema.Judge,
     questions: Sequence[Question],
     number: int,
     on_rating: Callable[[], None],

@@ -6,289 +6,17 @@ Array shapes: B packed rows of L tokens; M tokens of a teacher's row.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+import operator
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.experimental import multihost_utils
 
 from zeroplay_jax.objectives import aggregation
-from zeroplay_jax.objectives.losses import LossError, PolicyLoss
-from zeroplay_jax.objectives.types import DeviceStats
 from zeroplay_jax.policy.experts import NOT_RECORDED
-from zeroplay_jax.policy.transformer import Params
 from zeroplay_jax.types import POLICY, Row, Trajectory, UserError
-
-
-class _Context(NamedTuple):
-    """A context of a rollout, which is packed by itself (`Trajectory.contexts`).
-
-    Attributes:
-      rollout: index of the rollout, which all its contexts share.
-      trajectory: the context.
-      prompt_tokens: tokens of the rollout's prompt, with which every context begins.
-      advantage: of its tokens: a number, or float64 [T], 0 where no turn is.
-      row: the rollout with its teacher's prompt.
-    """
-
-    rollout: int
-    trajectory: Trajectory
-    prompt_tokens: int
-    advantage: float | np.ndarray | None
-    row: Row
-
-
-class _Place(NamedTuple):
-    """Where a trajectory is written.
-
-    Attributes:
-      row: index of its row, in the student's and in the teacher's view.
-      start: its first position in the student's row.
-      teacher_start: its first position in the teacher's row.
-      segment: its label in the row, from 1.
-    """
-
-    row: int
-    start: int
-    teacher_start: int
-    segment: int
-
-
-@dataclasses.dataclass
-class _RowUsage:
-    """What is in use in a row of the student's and of the teacher's view.
-
-    Attributes:
-      row: index of the row.
-      student_tokens, teacher_tokens: tokens in use in either view.
-      segments: number of trajectories in the row.
-    """
-
-    row: int
-    student_tokens: int = 0
-    teacher_tokens: int = 0
-    segments: int = 0
-
-    def fits(self, length: int, teacher_length: int, tokens: int, teacher_tokens: int) -> bool:
-        """Returns whether a trajectory fits into what is free in rows of `tokens` and `teacher_tokens` positions."""
-        student_end = self.student_tokens + length
-        teacher_end = self.teacher_tokens + teacher_length
-        return student_end <= tokens and teacher_end <= teacher_tokens
-
-    def take(self, length: int, teacher_length: int) -> _Place:
-        """Returns the next place of this row and marks its tokens as used."""
-        self.segments += 1
-        place = _Place(self.row, self.student_tokens, self.teacher_tokens, self.segments)
-        self.student_tokens += length
-        self.teacher_tokens += teacher_length
-        return place
-
-
-def pack(
-    rows: Sequence[Row],
-    *,
-    micro_rows: int,
-    tokens: int,
-    mode: str,
-    total: float | int | None = None,
-    teacher_tokens: int = 0,
-    teacher_total: float | int | None = None,
-    order: str = 'arrival',
-) -> list[Batch]:
-    """Packs trajectories by first fit into rows, and rows into micro-batches.
-
-    The contexts of a rollout (`rollout.drop_thinking`, `go_on`) are packed each by itself, with its advantage, and
-    count as one rollout in the weights. A teacher reads every context behind its own prompt.
-
-    Args:
-      rows: trajectories with their advantages.
-      micro_rows: B.
-      tokens: L.
-      mode: aggregation (objectives/aggregation.py). It becomes token weights here, over the whole optimiser step.
-      total: the denominator of the weights, where it is not that of these rows: rows of advantage 0 that were left out
-        count as well.
-      teacher_tokens: M where a teacher reads the trajectories behind its own prompts (`Row.teacher_prompt`), else 0.
-      teacher_total: number of distilled tokens of the whole optimiser step, the denominator of the divergence.
-      order: 'arrival', or 'longest_first', which fills rows better (Johnson 1973, first-fit decreasing); trajectories
-        of equal length stay in the order of `rows`.
-
-    Returns:
-      Micro-batches of B rows each; the last is filled up with empty rows.
-
-    Raises:
-      UserError: a trajectory is longer than L, or longer than M behind the teacher's prompt.
-    """
-    contexts = _in_order(_contexts(rows), order)
-    places = _first_fit(contexts, tokens, teacher_tokens)
-    whole, sequence = _written(contexts, places, micro_rows, tokens, teacher_tokens)
-    # Weights are computed before the cut into micro-batches: their denominator is that of the whole optimiser step.
-    whole.weight[:] = aggregation.token_weights(whole.mask, sequence, mode, total)
-    if whole.teacher is not None:
-        # Index 0 of the teacher's row is never that of a policy token, because a prompt comes before it.
-        has_teacher = whole.teacher.teacher_index > 0
-        is_distilled = whole.mask & has_teacher
-        whole.teacher.weight[:] = aggregation.token_weights(
-            is_distilled, sequence, 'token', teacher_total
-        )
-
-    micro_batches = []
-    for start in range(0, len(whole.tokens), micro_rows):
-        micro_batches.append(_take_rows(whole, start, start + micro_rows))
-    return micro_batches
-
-
-def _contexts(rows: Sequence[Row]) -> list[_Context]:
-    """Returns the contexts of all rollouts, in order."""
-    contexts = []
-    for rollout, row in enumerate(rows):
-        prompt_tokens = row.trajectory.prompt_tokens
-        # Each sampled token is POLICY in exactly one context, so it is trained once.
-        for number, trajectory in enumerate(row.trajectory.contexts):
-            advantage = _token_advantages(row, number, len(trajectory.tokens))
-            contexts.append(_Context(rollout, trajectory, prompt_tokens, advantage, row))
-    return contexts
-
-
-def _token_advantages(row: Row, context: int, tokens: int) -> float | np.ndarray | None:
-    """Returns the advantages of the tokens of a context: those of its turns at their tokens, or the rollout's one."""
-    if not isinstance(row.advantage, np.ndarray):
-        return row.advantage
-    advantages = np.zeros(tokens)
-    for turn, advantage in zip(row.trajectory.turns, row.advantage, strict=True):
-        if turn.context == context:
-            advantages[turn.start : turn.stop] = advantage
-    return advantages
-
-
-def _in_order(contexts: list[_Context], order: str) -> list[_Context]:
-    """Returns the contexts in the order in which they are packed."""
-    if order == 'longest_first':
-        return sorted(contexts, key=lambda each: len(each.trajectory.tokens), reverse=True)
-    return contexts
-
-
-def _written(
-    contexts: Sequence[_Context],
-    places: Sequence[_Place],
-    micro_rows: int,
-    tokens: int,
-    teacher_tokens: int,
-) -> tuple[Batch, np.ndarray]:
-    """Writes contexts into their places.
-
-    Returns:
-      The rows of all micro-batches as one batch, with weights of 0; and the index of the rollout of every position, -1
-      where empty.
-    """
-    last_row = max((place.row for place in places), default=-1)
-    # The number is rounded up: micro-batches have one shape, so that one compiled program serves all of them.
-    num_micro_batches = math.ceil((last_row + 1) / micro_rows)
-    shape = (num_micro_batches * micro_rows, tokens)
-    records = [context.trajectory.experts for context in contexts]
-    known = next((record for record in records if record is not None), None)
-    choices = None if known is None else np.full_like(known[0], NOT_RECORDED)
-    whole = Batch.blank(shape, teacher_tokens, choices)
-
-    # Segments are labelled per row; the weights need labels that are unique in the whole batch.
-    sequence = np.full(shape, -1, np.int32)
-    for context, place in zip(contexts, places, strict=True):
-        _write(whole, context, place)
-        end = place.start + len(context.trajectory.tokens)
-        span = (place.row, slice(place.start, end))
-        sequence[span] = context.rollout
-        if context.row.trajectory.earlier:
-            whole.rollout[span] = context.rollout
-    return whole, sequence
-
-
-def _write(whole: Batch, context: _Context, place: _Place) -> None:
-    """Writes a context into its place, in both views; the weights stay 0."""
-    trajectory = context.trajectory
-    length = len(trajectory.tokens)
-    end = place.start + length
-    span = (place.row, slice(place.start, end))
-    whole.tokens[span] = trajectory.tokens
-    whole.positions[span] = np.arange(length)
-    whole.segment[span] = place.segment
-    # Only tokens that the policy sampled are trained on: prompts and retrieved passages have no gradient.
-    whole.mask[span] = trajectory.source == POLICY
-    whole.old_logp[span] = trajectory.logp
-    # Both arrays hold the sampler's log-probs at first; Learner.recompute_old_logp replaces `old_logp`.
-    whole.sampler_logp[span] = trajectory.logp
-    whole.advantage[span] = context.advantage
-    if whole.experts is not None and trajectory.experts is not None:
-        whole.experts[span] = trajectory.experts
-    if whole.teacher is not None and context.row.teacher_prompt is not None:
-        _write_teacher_view(whole.teacher, context, context.row.teacher_prompt, place)
-
-
-def _take_rows(batch: Batch, start: int, stop: int) -> Batch:
-    return jax.tree.map(lambda x: x[start:stop], batch)
-
-
-def _first_fit(contexts: Sequence[_Context], tokens: int, teacher_tokens: int) -> list[_Place]:
-    """Returns a place per context, in the first row with enough free tokens in both views; raises as `pack` does."""
-    usages: list[_RowUsage] = []
-    places = []
-    for context in contexts:
-        length = len(context.trajectory.tokens)
-        teacher_length = 0
-        if teacher_tokens and context.row.teacher_tokens:
-            reply_length = length - context.prompt_tokens
-            teacher_length = context.row.teacher_tokens + reply_length
-        # A trajectory is never cut: its prefix would be trained on with the reward of the whole.
-        if length > tokens:
-            raise UserError(
-                f'a trajectory of {length} tokens does not fit micro.tokens={tokens}; raise it'
-            )
-        if teacher_length > teacher_tokens:
-            raise UserError(
-                f'{teacher_length} tokens behind a teacher prompt do not fit '
-                f'privileged.tokens={teacher_tokens}; raise it'
-            )
-
-        # The first row with enough free tokens, or a new row.
-        for usage in usages:
-            if usage.fits(length, teacher_length, tokens, teacher_tokens):
-                break
-        else:
-            usage = _RowUsage(row=len(usages))
-            usages.append(usage)
-        place = usage.take(length, teacher_length)
-        places.append(place)
-    return places
-
-
-def _write_teacher_view(
-    view: TeacherBatch, context: _Context, teacher_prompt: np.ndarray, place: _Place
-) -> None:
-    """Writes the context behind the teacher's prompt, and each token's index there into `view.teacher_index`."""
-    trajectory = context.trajectory
-    student_prompt_length = context.prompt_tokens
-    reply = trajectory.tokens[student_prompt_length:]
-    tokens = np.concatenate([teacher_prompt, reply])
-    length = len(tokens)
-    end = place.teacher_start + length
-    span = (place.row, slice(place.teacher_start, end))
-    view.tokens[span] = tokens
-    view.positions[span] = np.arange(length)
-    view.segment[span] = place.segment
-
-    # Both views hold the same tokens after the prompt. The last token of the prompt is included: its output predicts
-    # the first token of the reply.
-    student_positions = np.arange(student_prompt_length - 1, len(trajectory.tokens))
-    prompt_difference = len(teacher_prompt) - student_prompt_length
-    teacher_positions = student_positions + prompt_difference
-    student_index = place.start + student_positions
-    teacher_index = place.teacher_start + teacher_positions
-    view.teacher_index[place.row, student_index] = teacher_index
-
-
-# ---- arrays of a batch -----------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -322,7 +50,7 @@ class Batch:
       weight: float32, weight of the token in the loss, global denominator included.
       teacher: the teacher's view of the rows, or None.
       rollout: int32, number within the optimiser step of a rollout with several contexts; −1: of others, and where
-        empty. Not copied to the devices (`with_rollout_means`).
+        empty. Not copied to the devices (`means.with_rollout_means`).
       means: name → float32, the mean over the batch of the optimiser step at every token, where the loss declares any.
       experts: [B, L, choices], experts that compute the token (`Trajectory.experts`); None: those that the routers
         choose, as for references, teachers and value networks.
@@ -390,128 +118,215 @@ for _batch_class in (Batch, TeacherBatch):
     jax.tree_util.register_dataclass(_batch_class, data_fields=_field_names, meta_fields=[])
 
 
-# ---- means over a batch ----------------------------------------------------------------------------
-#
-# Means over the batch of an optimiser step, for losses that declare them: a pass before that of the gradients.
-#
-# Sums and weights of micro-batches, shards and processes are added up before the division, so that a mean is the same
-# number however the batch is cut.
+class _Context(NamedTuple):
+    """A context of a rollout, which is packed by itself (`Trajectory.contexts`).
+
+    Attributes:
+      rollout: index of the rollout, which all its contexts share.
+      trajectory: the context.
+      prompt_tokens: tokens of the rollout's prompt, with which every context begins.
+      advantage: of its tokens: a number, or float64 [T], 0 where no turn is.
+      row: the rollout with its teacher's prompt.
+    """
+
+    rollout: int
+    trajectory: Trajectory
+    prompt_tokens: int
+    advantage: float | np.ndarray | None
+    row: Row
 
 
-def with_means(
-    loss: PolicyLoss,
-    batches: Sequence[Batch],
-    score: Callable,
-    weights: Params,
-    base: Params | None = None,
+class _Place(NamedTuple):
+    """Where a trajectory is written.
+
+    Attributes:
+      packed_row: index of its row, in the student's and in the teacher's view.
+      start: its first position in the student's row.
+      teacher_start: its first position in the teacher's row.
+      segment: its label in the row, from 1.
+    """
+
+    packed_row: int
+    start: int
+    teacher_start: int
+    segment: int
+
+
+def pack(
+    rows: Sequence[Row],
+    *,
+    micro_rows: int,
+    tokens: int,
+    mode: str,
+    total: float | int | None = None,
+    teacher_tokens: int = 0,
+    teacher_total: float | int | None = None,
+    order: str = 'arrival',
 ) -> list[Batch]:
-    """Returns the micro-batches of an optimiser step with the means that the loss declares; unchanged without any.
+    """Packs trajectories by first fit into rows, and rows into micro-batches.
+
+    The contexts of a rollout (`rollout.drop_thinking`, `go_on`) are packed each by itself, with its advantage, and
+    count as one rollout in the weights. A teacher reads every context behind its own prompt.
 
     Args:
-      loss: of the role.
-      batches: arrays [B, L], those of all processes.
-      score: (weights, micro-batch, base) → log-probs of its tokens, [B, L].
-      weights, base: those being trained, and the frozen base of adapters or None.
+      rows: trajectories with their advantages.
+      micro_rows: B.
+      tokens: L.
+      mode: aggregation (objectives/aggregation.py). It becomes token weights here, over the whole optimiser step.
+      total: the denominator of the weights, where it is not that of these rows: rows of advantage 0 that were left out
+        count as well.
+      teacher_tokens: M where a teacher reads the trajectories behind its own prompts (`Row.teacher_prompt`), else 0.
+      teacher_total: number of distilled tokens of the whole optimiser step, the denominator of the divergence.
+      order: 'arrival', or 'longest_first', which fills rows better (Johnson 1973, first-fit decreasing); trajectories
+        of equal length stay in the order of `rows`.
+
+    Returns:
+      Micro-batches of B rows each; the last is filled up with empty rows.
 
     Raises:
-      UserError: the function of the means returns something else.
+      UserError: a trajectory is longer than L, or longer than M behind the teacher's prompt.
     """
-    if loss.batch_means is None:
-        return list(batches)
-    micro_batches = [_sums(loss, score(weights, batch, base), batch) for batch in batches]
-    totals = jax.tree.map(lambda *x: jnp.sum(jnp.stack(x)), *micro_batches)
-    result = []
-    for batch in batches:
-        means = (batch.means or {}) | _spread(totals, batch)
-        result.append(dataclasses.replace(batch, means=means))
-    return result
-
-
-def with_rollout_means(
-    loss: PolicyLoss,
-    batches: Sequence[Batch],
-    scores: Callable[[], Sequence[Any]],
-    clips: Mapping[str, float],
-) -> list[Batch]:
-    """Returns the micro-batches for the devices, with the means of rollouts that have several contexts.
-
-    The contexts of a rollout lie in several rows, which may be in other micro-batches and processes.
-
-    Args:
-      loss: of the role.
-      batches: the micro-batches of an optimiser step, of this process.
-      scores: returns log-probs of their tokens under the weights that are trained, [B, L] each.
-      clips: clip_low and clip_high of the role.
-
-    Raises:
-      UserError: there is such a rollout, and the loss reads the ratio of whole rollouts without declaring it.
-    """
-    for_devices = [dataclasses.replace(batch, rollout=None) for batch in batches]
-    if loss.per_token:
-        return for_devices
-    last = max((int(np.max(batch.rollout)) for batch in batches), default=-1)
-    count = int(_over_processes(np.array(last), np.max)) + 1
-    if count and loss.rollout_values is None:
-        raise UserError(
-            'a rollout has several contexts, and the loss compares whole rollouts; declare '
-            'PolicyLoss.rollout_values, or take token_pg'
+    contexts = _contexts(rows)
+    if order == 'longest_first':
+        contexts.sort(key=lambda each: len(each.trajectory.tokens), reverse=True)
+    places = _first_fit(contexts, tokens, teacher_tokens)
+    whole, sequence = _written(contexts, places, micro_rows, tokens, teacher_tokens)
+    # Weights are computed before the cut into micro-batches: their denominator is that of the whole optimiser step.
+    whole.weight[:] = aggregation.token_weights(whole.mask, sequence, mode, total)
+    if whole.teacher is not None:
+        # Index 0 of the teacher's row is never that of a policy token, because a prompt comes before it.
+        is_distilled = whole.mask & (whole.teacher.teacher_index > 0)
+        whole.teacher.weight[:] = aggregation.token_weights(
+            is_distilled, sequence, 'token', teacher_total
         )
-    if loss.rollout_values is None:
-        return for_devices
-    sums = jnp.zeros((2, count + 1))
-    if count:
-        for batch, logp in zip(batches, scores(), strict=True):
-            values = loss.rollout_values(logp, batch.old_logp, batch.advantage, **clips)
-            is_counted = batch.mask & (batch.rollout >= 0)
-            # Tokens that do not count are added behind the last rollout.
-            index = np.where(is_counted, batch.rollout, count)
-            added = jnp.stack([jnp.where(is_counted, values, 0.0), is_counted])
-            sums = sums.at[:, index].add(added)
-        sums = _over_processes(sums, np.sum)
-    totals, tokens = sums
-    means = jax.lax.stop_gradient(totals / jnp.maximum(tokens, 1))
-    # Index −1 is that of rollouts with one context.
-    means = means.at[-1].set(jnp.nan)
-    result = []
-    for batch, for_device in zip(batches, for_devices):
-        of_tokens = {'rollout': means[batch.rollout]}
-        result.append(dataclasses.replace(for_device, means=of_tokens))
-    return result
+    micro_batches = []
+    for start in range(0, len(whole.tokens), micro_rows):
+        part = slice(start, start + micro_rows)
+        micro_batches.append(jax.tree.map(operator.itemgetter(part), whole))
+    return micro_batches
 
 
-def _over_processes(value: Any, combine: Callable) -> Any:
-    """Returns a value combined with those of all other processes."""
-    if jax.process_count() == 1:
-        return value
-    return combine(multihost_utils.process_allgather(value), axis=0)
+def _contexts(rows: Sequence[Row]) -> list[_Context]:
+    """Returns the contexts of all rollouts, in order."""
+    contexts = []
+    for rollout, row in enumerate(rows):
+        prompt_tokens = row.trajectory.prompt_tokens
+        # Each sampled token is POLICY in exactly one context, so it is trained once.
+        for number, trajectory in enumerate(row.trajectory.contexts):
+            advantage = _token_advantages(row, number, len(trajectory.tokens))
+            contexts.append(_Context(rollout, trajectory, prompt_tokens, advantage, row))
+    return contexts
 
 
-def with_blank_means(loss: PolicyLoss, batch: Batch) -> Batch:
-    """Returns a batch for the devices with shapes of the means, of which only the names are used.
+def _token_advantages(row: Row, context: int, tokens: int) -> float | np.ndarray | None:
+    """Returns the advantages of the tokens of a context: those of its turns at their tokens, or the rollout's one."""
+    if not isinstance(row.advantage, np.ndarray):
+        return row.advantage
+    advantages = np.zeros(tokens)
+    for turn, advantage in zip(row.trajectory.turns, row.advantage, strict=True):
+        if turn.context == context:
+            advantages[turn.start : turn.stop] = advantage
+    return advantages
 
-    Raises:
-      UserError: as of `with_means`.
+
+def _written(
+    contexts: Sequence[_Context],
+    places: Sequence[_Place],
+    micro_rows: int,
+    tokens: int,
+    teacher_tokens: int,
+) -> tuple[Batch, np.ndarray]:
+    """Writes contexts into their places.
+
+    Returns:
+      The rows of all micro-batches as one batch, with weights of 0; and the index of the rollout of every position, -1
+      where empty.
     """
-    batch = dataclasses.replace(batch, rollout=None)
-    names = ['rollout'] if loss.rollout_values else []
-    if loss.batch_means:
-        names += jax.eval_shape(functools.partial(_sums, loss), batch.old_logp, batch)
-    return dataclasses.replace(batch, means=dict.fromkeys(names, batch.weight)) if names else batch
+    packed_rows = max((place.packed_row + 1 for place in places), default=0)
+    # The number is rounded up: micro-batches have one shape, so that one compiled program serves all of them.
+    num_micro_batches = math.ceil(packed_rows / micro_rows)
+    shape = (num_micro_batches * micro_rows, tokens)
+    records = [context.trajectory.experts for context in contexts]
+    known = next((record for record in records if record is not None), None)
+    choices = None if known is None else np.full_like(known[0], NOT_RECORDED)
+    whole = Batch.blank(shape, teacher_tokens, choices)
+
+    # Segments are labelled per row; the weights need labels that are unique in the whole batch.
+    sequence = np.full(shape, -1, np.int32)
+    for context, place in zip(contexts, places, strict=True):
+        trajectory = context.trajectory
+        length = len(trajectory.tokens)
+        span = (place.packed_row, slice(place.start, place.start + length))
+        sequence[span] = context.rollout
+        if context.row.trajectory.earlier:
+            whole.rollout[span] = context.rollout
+        whole.tokens[span] = trajectory.tokens
+        whole.positions[span] = np.arange(length)
+        whole.segment[span] = place.segment
+        # Only tokens that the policy sampled are trained on: prompts and retrieved passages have no gradient.
+        whole.mask[span] = trajectory.source == POLICY
+        whole.old_logp[span] = trajectory.logp
+        # Both arrays hold the sampler's log-probs at first; Learner.recompute_old_logp replaces `old_logp`.
+        whole.sampler_logp[span] = trajectory.logp
+        whole.advantage[span] = context.advantage
+        if whole.experts is not None and trajectory.experts is not None:
+            whole.experts[span] = trajectory.experts
+        if whole.teacher is not None and context.row.teacher_prompt is not None:
+            _write_teacher_view(whole.teacher, context, context.row.teacher_prompt, place)
+    return whole, sequence
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _sums(loss: PolicyLoss, logp: Any, batch: Batch) -> DeviceStats:
-    try:
-        return loss.batch_sums(logp, batch.old_logp, batch.advantage, batch.mask, batch.segment)
-    except LossError as error:
-        raise UserError(str(error)) from error
+def _first_fit(contexts: Sequence[_Context], tokens: int, teacher_tokens: int) -> list[_Place]:
+    """Returns a place per context, in the first row with enough free tokens in both views; raises as `pack` does."""
+    # Of every row: tokens in use in the student's view, in the teacher's, and contexts.
+    used: list[tuple[int, int, int]] = []
+    places = []
+    for context in contexts:
+        length = len(context.trajectory.tokens)
+        teacher_length = 0
+        if teacher_tokens and context.row.teacher_tokens:
+            teacher_length = context.row.teacher_tokens + length - context.prompt_tokens
+        # A trajectory is never cut: its prefix would be trained on with the reward of the whole.
+        if length > tokens:
+            raise UserError(
+                f'a trajectory of {length} tokens does not fit micro.tokens={tokens}; raise it'
+            )
+        if teacher_length > teacher_tokens:
+            raise UserError(
+                f'{teacher_length} tokens behind a teacher prompt do not fit '
+                f'privileged.tokens={teacher_tokens}; raise it'
+            )
+        most, most_of_teacher = tokens - length, teacher_tokens - teacher_length
+        fits = [student <= most and teacher <= most_of_teacher for student, teacher, _ in used]
+        row = fits.index(True) if True in fits else len(used)
+        if row == len(used):
+            used.append((0, 0, 0))
+        start, teacher_start, segments = used[row]
+        places.append(_Place(row, start, teacher_start, segments + 1))
+        used[row] = (start + length, teacher_start + teacher_length, segments + 1)
+    return places
 
 
-@jax.jit
-def _spread(totals: DeviceStats, batch: Batch) -> dict[str, Any]:
-    """Returns every mean at all tokens, sharded as the rows are: a loss may be called with chunks of tokens."""
-    means = {}
-    for name, (total, count) in totals.items():
-        mean = jax.lax.stop_gradient(total / jnp.maximum(count, 1e-30))
-        means[name] = jnp.where(batch.segment >= 0, mean, 0.0)
-    return means
+def _write_teacher_view(
+    view: TeacherBatch, context: _Context, teacher_prompt: np.ndarray, place: _Place
+) -> None:
+    """Writes the context behind the teacher's prompt, and each token's index there into `view.teacher_index`."""
+    trajectory = context.trajectory
+    student_prompt_length = context.prompt_tokens
+    reply = trajectory.tokens[student_prompt_length:]
+    tokens = np.concatenate([teacher_prompt, reply])
+    length = len(tokens)
+    end = place.teacher_start + length
+    span = (place.packed_row, slice(place.teacher_start, end))
+    view.tokens[span] = tokens
+    view.positions[span] = np.arange(length)
+    view.segment[span] = place.segment
+
+    # Both views hold the same tokens after the prompt. The last token of the prompt is included: its output predicts
+    # the first token of the reply.
+    student_positions = np.arange(student_prompt_length - 1, len(trajectory.tokens))
+    prompt_difference = len(teacher_prompt) - student_prompt_length
+    teacher_positions = student_positions + prompt_difference
+    student_index = place.start + student_positions
+    teacher_index = place.teacher_start + teacher_positions
+    view.teacher_index[place.packed_row, student_index] = teacher_index

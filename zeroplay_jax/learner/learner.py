@@ -19,21 +19,12 @@ from jax.experimental import multihost_utils
 from jaxtyping import Array, Float
 
 from zeroplay_jax.learner import optimizer
-from zeroplay_jax.learner.batch import (
-    Batch,
-    with_blank_means,
-    with_means,
-    with_rollout_means,
-)
+from zeroplay_jax.learner.batch import Batch
 from zeroplay_jax.learner.loss import LossConfig
+from zeroplay_jax.learner.means import with_blank_means, with_means, with_rollout_means
 from zeroplay_jax.learner.role_update import Layout, RoleUpdate, Trained
-from zeroplay_jax.learner.weights_view import (
-    FrozenBase,
-    WeightsView,
-    copy_tree,
-    initial_teacher,
-    teacher_average,
-)
+from zeroplay_jax.learner.weights_view import FrozenBase, WeightsView, copy_tree
+from zeroplay_jax.objectives import distillation
 from zeroplay_jax.objectives.types import Stats
 from zeroplay_jax.policy import adapters, experts, sharding
 from zeroplay_jax.policy.transformer import ModelConfig, Params
@@ -80,6 +71,12 @@ class Learner(Trained):
     """One set of trained weights, the optimisers of the roles that train it, and a teacher where a role distils.
 
     With a base, the trained weights and those of the teacher are adapters; the base is the reference of the KL term.
+
+    The same weights have three forms:
+      masters: `params`, float32, split over all devices; the optimiser changes them, a checkpoint holds them.
+      view: `view`, matrices in the dtype of the activations, whole in every replica (`WeightsView`).
+      a sampler's: `sampler_weights`, the view whole on every data shard, within the base if there is one.
+    A micro-batch reads masters or view (`update_weights`).
 
     Attributes:
       state: {'params', 'opt': {name: optimiser state}} and, where a role distils, 'teacher'; the checkpointed tree.
@@ -134,14 +131,14 @@ class Learner(Trained):
         self._published: tuple[Params, Params] | None = None
         self.base = base
         self._base_params = None if base is None else base.params
-        self.initial_teacher = initial_teacher(base)
+        # An average of products has a higher rank than the adapters: twice theirs is kept of it.
+        self.initial_teacher = copy_tree if base is None else adapters.widened
+        teacher_average = distillation.ema if base is None else adapters.average_products
 
         loss_configs = {name: _loss_config(name, role) for name, role in roles.items()}
         has_teacher = any(config.distills for config in loss_configs.values())
         has_reference = any(config.kl_coef for config in loss_configs.values())
-        optimizer_names = optimizer.names_of_roles(roles, shared_optimizer)
-        weight_decay = None if base is None else base.weight_decay
-        transforms = optimizer.make_all(roles, optimizer_names, weight_decay)
+        names, transforms = optimizer.make_all(roles, shared_optimizer, base is not None)
 
         # Parameters, moments, gradients and teacher are split over replicas too (ZeRO); samplers get whole weights.
         self.shardings = self._state_shardings(params, transforms, has_teacher)
@@ -154,7 +151,7 @@ class Learner(Trained):
 
         layout = self._layout(params)
         self._role_updates = {}
-        for name, optimizer_name in optimizer_names.items():
+        for name, optimizer_name in names.items():
             self._role_updates[name] = RoleUpdate(
                 layout,
                 loss_configs[name],
@@ -165,7 +162,7 @@ class Learner(Trained):
             )
 
         self._ema = jax.jit(
-            functools.partial(teacher_average(base), rate=_ema_rate(roles)),
+            functools.partial(teacher_average, rate=_ema_rate(roles)),
             donate_argnums=0,
             out_shardings=self.shardings.get('teacher'),
         )
@@ -176,8 +173,11 @@ class Learner(Trained):
         """Returns the tree of shardings of the state."""
         shardings = {
             'params': sharding.parameter_shardings(params, self.mesh, training_layout=True),
-            'opt': optimizer.state_shardings(transforms, params, self.mesh),
+            'opt': {},
         }
+        for name, transform in transforms.items():
+            shapes = jax.eval_shape(transform.init, params)
+            shardings['opt'][name] = sharding.state_shardings(shapes, params, self.mesh)
         if has_teacher:
             teacher = jax.eval_shape(self.initial_teacher, params)
             shardings['teacher'] = sharding.parameter_shardings(
@@ -211,8 +211,8 @@ class Learner(Trained):
     def _layout(self, params: Params) -> Layout:
         """Returns what the programs of updates read and write; shapes suffice, whether `params` are arrays or not."""
         shapes = jax.eval_shape(copy_tree, params)
-        weights, weight_shardings = self._readable_layout(shapes)
-        teacher, _ = self._readable_layout(jax.eval_shape(self.initial_teacher, shapes))
+        weights, weight_shardings = self._update_layout(shapes)
+        teacher, _ = self._update_layout(jax.eval_shape(self.initial_teacher, shapes))
         return Layout(
             self.model,
             self.mesh,
@@ -238,29 +238,24 @@ class Learner(Trained):
         """Current weights, on the devices; without `offload` the next update invalidates them."""
         return self._to_device(self.state['params'])
 
-    @property
-    def has_base(self) -> bool:
-        """Whether the trained weights are adapters."""
-        return self.base is not None
-
-    def _readable_layout(self, params: Params) -> tuple[Any, Any]:
-        """Returns shapes and shardings of what `_readable` returns; of `params` only the shapes are used."""
+    def _update_layout(self, params: Params) -> tuple[Any, Any]:
+        """Returns shapes and shardings of what `_for_update` returns; of `params` only the shapes are used."""
         if self._reads_view:
             return self._view.shapes(params), self._view.shardings
         return params, self.shardings['params']
 
-    def _readable(self, params: Params) -> Params:
+    def _for_update(self, params: Params) -> Params:
         """Returns weights on the devices as the programs of an update read them."""
         return self._view.make(params) if self._reads_view else params
 
-    def readable_weights(self) -> Params:
+    def update_weights(self) -> Params:
         """Returns the current weights as the programs of an update read them."""
         if self._published is not None:
             params, view = self._published
             # Not if `state` was replaced since.
             if params is self.state['params']:
                 return view
-        return self._readable(self.params)
+        return self._for_update(self.params)
 
     def view(self, is_kept: bool = False) -> Params:
         """Returns current weights as `WeightsView`; the next update may invalidate them, unless they are to be kept."""
@@ -283,20 +278,16 @@ class Learner(Trained):
         weights = sharding.sampler_view(view, self.mesh)
         return weights if self.base is None else adapters.join(self.base.sampler_params, weights)
 
-    def published(self) -> Params:
-        """Returns current weights for a sampler, whole on every data shard; the next update may invalidate them."""
-        return self.sampler_weights(self.view())
-
     def lower(self, role: str) -> dict[str, jax.stages.Lowered]:
         """Returns the programs of an update, traced but not compiled: 'accumulate' (one micro-batch) and 'apply'."""
         role_update = self._role_updates[role]
         batch = self._blank_batch(role_update.config)
         params = self.state['params']
         opt_state = self.state['opt'][role_update.optimizer]
-        weights = jax.tree.map(_with_sharding, *self._readable_layout(params))
+        weights = jax.tree.map(_with_sharding, *self._update_layout(params))
         teacher = None
         if role_update.config.distills:
-            teacher_layout = self._readable_layout(self.state['teacher'])
+            teacher_layout = self._update_layout(self.state['teacher'])
             teacher = jax.tree.map(_with_sharding, *teacher_layout)
         coefficient = jax.ShapeDtypeStruct((), jnp.float32)
 
@@ -332,7 +323,7 @@ class Learner(Trained):
     def _scores(self, role: str, batches: Sequence[Batch]) -> list[np.ndarray]:
         """Returns this learner's log-probs of the tokens of the batches, float32 [B, L]."""
         score = self._role_updates[role].score
-        weights = self.readable_weights()
+        weights = self.update_weights()
         # All are dispatched before the first is read: a read waits for the device.
         scores = []
         for batch in batches:
@@ -369,7 +360,7 @@ class Learner(Trained):
         if loss_config.kl_coef:
             reference = {}
             if self.base is None:
-                reference = self._readable(self._to_device(self.reference))
+                reference = self._for_update(self._to_device(self.reference))
             score = role_update.score_reference
             # Its routers choose for themselves.
             routed = [dataclasses.replace(batch, experts=None) for batch in batches]
@@ -377,13 +368,13 @@ class Learner(Trained):
             del reference
 
         gradients, device_stats = role_update.zero_gradients()
-        weights = self.readable_weights()
+        weights = self.update_weights()
         batches = with_means(
             loss_config.policy_loss, batches, role_update.score, weights, self._base_params
         )
         teacher = None
         if loss_config.distills:
-            teacher = self._readable(self._to_device(self.state['teacher']))
+            teacher = self._for_update(self._to_device(self.state['teacher']))
         # An array: a Python float would be a constant of the program, and each new value would compile it again.
         coefficient = jnp.float32(distill_coef)
         for batch, ref_logp in zip(batches, ref_logps):

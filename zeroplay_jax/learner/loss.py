@@ -55,7 +55,7 @@ class LossConfig:
 
     @property
     def elementwise(self) -> bool:
-        """Whether the loss of a token reads the values of this token alone."""
+        """Whether the loss of a token reads the values of this token alone: then the logits are computed once."""
         weights_by_sequence = bool(self.tis_cap) and self.tis_level == 'sequence'
         return self.policy_loss.elementwise and not weights_by_sequence
 
@@ -103,7 +103,6 @@ def loss(
     states = transformer.hidden(
         model, params, batch.tokens, batch.positions, batch.segment, batch.experts
     )
-    # The state of a token predicts the next one.
     predicted = {'tokens': batch.tokens[:, 1:]}
     teacher_matrices: Params = {}
     teacher_weight = None
@@ -115,107 +114,21 @@ def loss(
         teacher_matrices = head.frozen_matrices(model, teacher_params, states.dtype)
         teacher_weight = batch.teacher.weight
     rows = (dataclasses.replace(batch, teacher=None, experts=None), ref_logp, teacher_weight)
-    scores = functools.partial(_scores, model, config)
-
-    def chunk_loss(matrices, states, shared, per_token):
-        teacher_matrices, distill_coef = shared
-        predicted, tokens = per_token
-        token_scores = scores(matrices, states, teacher_matrices, predicted)
-        # Losses take rows: the chunk is one row.
-        one_row = jax.tree.map(lambda x: x[None], (token_scores, tokens))
-        return _terms(config, *one_row, distill_coef)
-
-    wanted = wanted_tokens(model, batch)
-    wanted = None if wanted is None else wanted[:, 1:]
-    output_head = head.head_of(model, params, states.dtype)
-    states = states[:, :-1]
-    if config.elementwise:
-        shared = (teacher_matrices, distill_coef)
-        per_token = (predicted, jax.tree.map(lambda x: x[:, 1:], rows))
-        total_loss, stats = head.sum_tokens(
-            chunk_loss, output_head, states, shared, per_token, wanted
-        )
-    else:
-        of_predicted = head.map_tokens(
-            scores, output_head, states, teacher_matrices, predicted, wanted
-        )
-        # From the token that predicts to the predicted one.
-        of_tokens = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (1, 0))), of_predicted)
-        total_loss, stats = _terms(config, of_tokens, rows, distill_coef)
+    total_loss, stats = head.per_token(
+        functools.partial(_scores, model, config),
+        functools.partial(_terms, config),
+        head.head_of(model, params, states.dtype),
+        states,
+        (teacher_matrices, distill_coef),
+        predicted,
+        rows,
+        wanted_tokens(model, batch),
+        config.elementwise,
+    )
     # The denominator is in the weights already, so the sum over micro-batches is the loss of the step. Its count is set
     # to 1 when the update is complete.
     stats['loss'] = (jax.lax.stop_gradient(total_loss), jnp.float32(0))
     return total_loss, stats
-
-
-def _teacher_states(
-    model: ModelConfig, params: Params, rows: TeacherBatch
-) -> Float[Array, 'batch length hidden_size']:
-    """Returns the teacher's hidden states at the student's tokens, without gradient."""
-    states = transformer.hidden(model, params, rows.tokens, rows.positions, rows.segment)
-    # The teacher's rows hold the same rollouts behind other prompts.
-    aligned = jnp.take_along_axis(states, rows.teacher_index[..., None], 1)
-    return jax.lax.stop_gradient(aligned)
-
-
-def _scores(model, config, matrices, states, teacher_matrices, predicted):
-    """Returns (log-probs, entropies, divergences by name) of a chunk of tokens: the only logits that exist are here.
-
-    Args:
-      model: static shape of the decoder.
-      config: static part of the loss.
-      matrices: of the head.
-      states: [tokens, hidden_size], of the tokens before the predicted ones.
-      teacher_matrices: of the teacher's head; not read without a teacher.
-      predicted: {'tokens': ids, 'teacher_states': where there is a teacher}.
-    """
-    chunk_logits = head.logits(model, matrices, states) / config.temperature
-    logp, entropy = head.logp_and_entropy(
-        chunk_logits, predicted['tokens'], config.entropy_coef > 0
-    )
-    if 'teacher_states' not in predicted:
-        return logp, entropy, {}
-    teacher_logits = head.logits(model, teacher_matrices, predicted['teacher_states'])
-    divergence, statistics = distillation.topk_tail_divergence(
-        chunk_logits,
-        teacher_logits / config.temperature,
-        k=config.distill_top_k,
-        kind=config.distill_kind,
-        tail=config.distill_tail,
-    )
-    # Statistics are for logging: a backward pass through them would be computed and multiplied by zero.
-    return logp, entropy, {'divergence': divergence, **jax.lax.stop_gradient(statistics)}
-
-
-def _terms(config, scores, rows, distill_coef):
-    """Returns (loss, statistics) of tokens: sums, which add up over chunks of tokens as over micro-batches.
-
-    Args:
-      config: static part of the loss.
-      scores: (logp, entropy, divergences by name), [B, L]; no divergences without a teacher.
-      rows: (batch, ref_logp, weights of the distillation loss or None), [B, L].
-      distill_coef: as in `loss`.
-    """
-    logp, entropy, divergences = scores
-    batch, ref_logp, teacher_weight = rows
-    per_token, stats = policy_terms(config, batch, logp, entropy, ref_logp)
-    # All policy terms share one weighted sum, hence one denominator. Distillation has its own: it averages over the
-    # tokens that have a teacher.
-    total_loss = aggregation.aggregate(per_token, batch.weight)
-    if teacher_weight is not None:
-        distillation_loss = aggregation.aggregate(divergences['divergence'], teacher_weight)
-        total_loss = total_loss + distill_coef * distillation_loss
-        # The statistics of the divergence need a mask of their own: the teacher sees the rollouts of some rows only,
-        # and weight 0 marks all other tokens.
-        has_teacher = teacher_weight != 0
-        for name, values in divergences.items():
-            stats[f'distill_{name}'] = masking.total(values, has_teacher)
-    return total_loss, stats
-
-
-def wanted_tokens(model: ModelConfig, batch: Batch) -> TokenMask | None:
-    """Returns the tokens of which the loss reads log-probs, or None where all are computed (`ModelConfig.logits`)."""
-    return batch.mask if model.logits == 'trained' else None
 
 
 def policy_terms(
@@ -276,3 +189,74 @@ def policy_terms(
     if config.entropy_coef:
         per_token = per_token + config.entropy_coef * negative_entropy
     return per_token, stats
+
+
+def _terms(config, scores, rows, shared):
+    """Returns (loss, statistics) of tokens: sums, which add up over chunks of tokens as over micro-batches.
+
+    Args:
+      config: static part of the loss.
+      scores: (logp, entropy, divergences by name), [B, L]; no divergences without a teacher.
+      rows: (batch, ref_logp, weights of the distillation loss or None), [B, L].
+      shared: as of `_scores`.
+    """
+    logp, entropy, divergences = scores
+    _, distill_coef = shared
+    batch, ref_logp, teacher_weight = rows
+    per_token, stats = policy_terms(config, batch, logp, entropy, ref_logp)
+    # All policy terms share one weighted sum, hence one denominator. Distillation has its own: it averages over the
+    # tokens that have a teacher.
+    total_loss = aggregation.aggregate(per_token, batch.weight)
+    if teacher_weight is not None:
+        distillation_loss = aggregation.aggregate(divergences['divergence'], teacher_weight)
+        total_loss = total_loss + distill_coef * distillation_loss
+        # The statistics of the divergence need a mask of their own: the teacher sees the rollouts of some rows only,
+        # and weight 0 marks all other tokens.
+        has_teacher = teacher_weight != 0
+        for name, values in divergences.items():
+            stats[f'distill_{name}'] = masking.total(values, has_teacher)
+    return total_loss, stats
+
+
+def _scores(model, config, matrices, states, shared, predicted):
+    """Returns (log-probs, entropies, divergences by name) of a chunk of tokens: the only logits that exist are here.
+
+    Args:
+      model: static shape of the decoder.
+      config: static part of the loss.
+      matrices: of the head.
+      states: [tokens, hidden_size], of the tokens before the predicted ones.
+      shared: (matrices of the teacher's head, distill_coef), of which the first are read where there is a teacher.
+      predicted: {'tokens': ids, 'teacher_states': where there is a teacher}.
+    """
+    chunk_logits = head.logits(model, matrices, states) / config.temperature
+    logp, entropy = head.logp_and_entropy(
+        chunk_logits, predicted['tokens'], config.entropy_coef > 0
+    )
+    if 'teacher_states' not in predicted:
+        return logp, entropy, {}
+    teacher_logits = head.logits(model, shared[0], predicted['teacher_states'])
+    divergence, statistics = distillation.topk_tail_divergence(
+        chunk_logits,
+        teacher_logits / config.temperature,
+        k=config.distill_top_k,
+        kind=config.distill_kind,
+        tail=config.distill_tail,
+    )
+    # Statistics are for logging: a backward pass through them would be computed and multiplied by zero.
+    return logp, entropy, {'divergence': divergence, **jax.lax.stop_gradient(statistics)}
+
+
+def _teacher_states(
+    model: ModelConfig, params: Params, rows: TeacherBatch
+) -> Float[Array, 'batch length hidden_size']:
+    """Returns the teacher's hidden states at the student's tokens, without gradient."""
+    states = transformer.hidden(model, params, rows.tokens, rows.positions, rows.segment)
+    # The teacher's rows hold the same rollouts behind other prompts.
+    aligned = jnp.take_along_axis(states, rows.teacher_index[..., None], 1)
+    return jax.lax.stop_gradient(aligned)
+
+
+def wanted_tokens(model: ModelConfig, batch: Batch) -> TokenMask | None:
+    """Returns the tokens of which the loss reads log-probs, or None where all are computed (`ModelConfig.logits`)."""
+    return batch.mask if model.logits == 'trained' else None

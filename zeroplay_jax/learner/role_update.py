@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from jaxtyping import Array, Float
 
 from zeroplay_jax.learner.batch import Batch
 from zeroplay_jax.learner.loss import LossConfig, loss, wanted_tokens
+from zeroplay_jax.learner.means import with_means, with_rollout_means
 from zeroplay_jax.learner.weights_view import FrozenBase
 from zeroplay_jax.policy import adapters, sharding, transformer
 from zeroplay_jax.policy.transformer import ModelConfig, Params
@@ -121,10 +124,6 @@ class RoleUpdate:
             base,
         )
 
-        # The zeros are made by a program, which creates them on the devices, sharded like the parameters.
-        def make_zeros():
-            return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (layout.params, stats))
-
         def make_score(read_shardings):
             return jax.jit(
                 functools.partial(score, layout.model, config.temperature),
@@ -135,7 +134,7 @@ class RoleUpdate:
         accumulators = (layout.param_shardings, replicated)
         arguments = (weights, *accumulators, rows, rows, teacher_shardings, replicated)
         leaves, treedef = jax.tree.flatten(((*arguments, base_shardings), accumulators))
-        self.zero_gradients = jax.jit(make_zeros, out_shardings=accumulators)
+        self.zero_gradients = zeros_program((layout.params, stats), accumulators)
         self.accumulate = _accumulate_program(
             layout.model,
             config,
@@ -144,13 +143,27 @@ class RoleUpdate:
             _shapes((layout.params, layout.weights, teacher, base)),
             _shapes(blank_batch),
         )
-        self.apply = jax.jit(
-            functools.partial(apply_gradients, transform),
-            donate_argnums=(0, 1),
-            out_shardings=(layout.param_shardings, opt_shardings, replicated),
-        )
+        self.apply = apply_program(transform, layout.param_shardings, opt_shardings, replicated)
         self.score = make_score(weights)
         self.score_reference = make_score({} if base is not None else weights)
+
+
+def zeros_program(shapes, shardings):
+    """Returns the program () → zeros of these shapes, which creates them on the devices."""
+
+    def make_zeros():
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+
+    return jax.jit(make_zeros, out_shardings=shardings)
+
+
+def apply_program(transform, param_shardings, opt_shardings, replicated):
+    """Returns the program of `apply_gradients`, which donates parameters and optimiser state."""
+    return jax.jit(
+        functools.partial(apply_gradients, transform),
+        donate_argnums=(0, 1),
+        out_shardings=(param_shardings, opt_shardings, replicated),
+    )
 
 
 def _shapes(tree) -> tuple:
@@ -238,3 +251,46 @@ def apply_gradients(transform, params, opt_state, gradients):
 
     params, opt_state = jax.tree.map(select, (new_params, new_opt_state), (params, opt_state))
     return params, opt_state, gradient_norm
+
+
+def step_loss(
+    model: ModelConfig, role: Any, params: Params, reference: Params, batches: Sequence[Batch]
+) -> tuple[Float[Array, ''], dict[str, Any]]:
+    """Returns the loss that an optimiser step minimises, without a learner and without distillation.
+
+    Args:
+      role: `config.<role>`.
+      params: weights to evaluate; the loss can be differentiated with respect to them.
+      reference: weights that a KL term compares them with.
+      batches: the micro-batches of the step.
+
+    Returns:
+      The loss, float32 scalar; statistics as name → (sum, count), with the loss among them.
+    """
+    config = LossConfig.of(role)
+    policy_loss = config.policy_loss
+
+    def score_all():
+        for_devices = [dataclasses.replace(batch, rollout=None) for batch in batches]
+        return [_score(model, config.temperature, params, batch) for batch in for_devices]
+
+    batches = with_rollout_means(policy_loss, batches, score_all, config.clips)
+    score_one = functools.partial(_score, model, config.temperature)
+    total_loss, stats = jnp.float32(0), {}
+    for batch in with_means(policy_loss, batches, score_one, params):
+        # Without a KL term the values are not used; any array of the shape will do.
+        ref_logp: Any = batch.old_logp
+        if config.kl_coef:
+            ref_logp = score_one(reference, dataclasses.replace(batch, experts=None))
+        batch_loss, batch_stats = _loss(
+            model, config, params, batch, ref_logp, None, jnp.float32(0)
+        )
+        # The token weights contain the denominator of the whole step: the sum over micro-batches is the mean.
+        total_loss += batch_loss
+        stats = jax.tree.map(jnp.add, stats, batch_stats) if stats else batch_stats
+    return total_loss, stats | {'loss': (total_loss, 1.0)}
+
+
+# Model, config and temperature are static: they select the compiled program.
+_loss = jax.jit(loss, static_argnums=(0, 1))
+_score = jax.jit(score, static_argnums=(0, 1))

@@ -19,7 +19,12 @@ from jaxtyping import Array, Float
 from zeroplay_jax.learner import optimizer
 from zeroplay_jax.learner.batch import Batch
 from zeroplay_jax.learner.learner import host_statistics
-from zeroplay_jax.learner.role_update import Trained, add_gradients, apply_gradients
+from zeroplay_jax.learner.role_update import (
+    Trained,
+    add_gradients,
+    apply_program,
+    zeros_program,
+)
 from zeroplay_jax.learner.weights_view import copy_tree
 from zeroplay_jax.objectives import aggregation
 from zeroplay_jax.objectives.types import DeviceStats, Stats
@@ -121,20 +126,17 @@ class ValueNetwork(Trained):
         self._predict = jax.jit(
             functools.partial(_predict, model), out_shardings=self._row_sharding
         )
-        self._zeros = jax.jit(
-            functools.partial(_zeros, param_shapes=jax.eval_shape(copy_tree, initial_params)),
-            out_shardings=(param_shardings, replicated),
+        zero = jax.ShapeDtypeStruct((), jnp.float32)
+        stats = dict.fromkeys(('squared_error', 'clip_share', 'loss'), (zero, zero))
+        self._zeros = zeros_program(
+            (jax.eval_shape(copy_tree, initial_params), stats), (param_shardings, replicated)
         )
         self._accumulate = jax.jit(
             functools.partial(_accumulate, model, settings.value_clip),
             donate_argnums=(1, 2),
             out_shardings=(param_shardings, replicated),
         )
-        self._apply = jax.jit(
-            functools.partial(apply_gradients, transform),
-            donate_argnums=(0, 1),
-            out_shardings=(param_shardings, opt_shardings, replicated),
-        )
+        self._apply = apply_program(transform, param_shardings, opt_shardings, replicated)
 
     def estimate(
         self, minibatches: Sequence[Sequence[Batch]], hosts: Hosts, whitens: bool
@@ -164,16 +166,15 @@ class ValueNetwork(Trained):
         )
         errors = given_returns - old_values
         moments = _moments(hosts, mask, [old_values, advantages, given_returns, errors])
-        of_values, of_advantages, of_rewards, of_errors = moments
-        stats: Stats = {'value_network/value': (of_values.mean, 1.0)}
+        (value, _), (mean, variance), (_, of_rewards), (_, of_errors) = moments
+        stats: Stats = {'value_network/value': (value, 1.0)}
         # Equal rewards have no variance to explain; rounding would give them a little.
-        if of_rewards.variance > _EQUAL:
-            unexplained = of_errors.variance / of_rewards.variance
-            stats['value_network/explained_variance'] = (1 - unexplained, 1.0)
-        is_informative = bool(of_advantages.mean or of_advantages.variance)
+        if of_rewards > _EQUAL:
+            stats['value_network/explained_variance'] = (1 - of_errors / of_rewards, 1.0)
+        is_informative = bool(mean or variance)
         if whitens:
-            deviation = np.sqrt(of_advantages.variance + _EPSILON)
-            advantages = np.where(mask, (advantages - of_advantages.mean) / deviation, 0.0)
+            deviation = np.sqrt(variance + _EPSILON)
+            advantages = np.where(mask, (advantages - mean) / deviation, 0.0)
         policy_minibatches, value_minibatches = _divided(
             minibatches, hosts, old_values, advantages, returns
         )
@@ -251,22 +252,10 @@ def _accumulate(model, clip, params, gradients, stats, batch):
     return add_gradients(functools.partial(_loss, model, clip), params, gradients, stats, batch)
 
 
-def _zeros(param_shapes):
-    """Returns gradients and statistics of 0, the start of an accumulation."""
-    gradients = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), param_shapes)
-    zero = jnp.float32(0)
-    return gradients, dict.fromkeys(('squared_error', 'clip_share', 'loss'), (zero, zero))
-
-
-class _Moments(NamedTuple):
-    """Mean and unbiased variance of the trained tokens of all processes."""
-
-    mean: float
-    variance: float
-
-
-def _moments(hosts: Hosts, mask: np.ndarray, arrays: Sequence[np.ndarray]) -> list[_Moments]:
-    """Returns the moments of every array at the unmasked positions of all processes; 0 without any."""
+def _moments(
+    hosts: Hosts, mask: np.ndarray, arrays: Sequence[np.ndarray]
+) -> list[tuple[float, float]]:
+    """Returns mean and unbiased variance of every array at the trained tokens of all processes; 0 without any."""
     trained = [array[mask] for array in arrays]
     sums = [float(mask.sum())]
     sums += [float(array.sum()) for array in trained]
@@ -277,7 +266,7 @@ def _moments(hosts: Hosts, mask: np.ndarray, arrays: Sequence[np.ndarray]) -> li
         squares.append(float(((array - mean) ** 2).sum()))
     total_squares = np.sum(hosts.gather(squares), axis=0)
     variances = [float(total / max(count - 1, 1)) for total in total_squares]
-    return [_Moments(*moments) for moments in zip(means, variances, strict=True)]
+    return list(zip(means, variances, strict=True))
 
 
 def _divided(

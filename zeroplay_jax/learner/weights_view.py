@@ -4,50 +4,39 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from zeroplay_jax.objectives import distillation
 from zeroplay_jax.policy import adapters, sharding, transformer
 from zeroplay_jax.policy.transformer import ModelConfig, Params
-
-# ---- frozen base -----------------------------------------------------------------------------------
-#
-# The frozen weights under the adapters of all roles (policy/adapters.py), as learners and samplers read them.
 
 
 @dataclasses.dataclass(frozen=True)
 class FrozenBase:
-    """Weights that no update changes, shared by all learners and samplers of a run.
+    """The weights under the adapters of all roles (policy/adapters.py), which no update changes.
 
     Attributes:
       params: matrices in the dtype of the activations, whole in every replica, with the scale of the adapters
         (`adapters.with_scale`).
       mesh: mesh of the learners.
-      weight_decay: of the adapters, instead of the roles': it decays A and B, which pulls the policy to the base.
     """
 
     params: Params
     mesh: jax.sharding.Mesh
-    weight_decay: float = 0.0
 
     @classmethod
-    def of(
-        cls, params: Params, mesh: jax.sharding.Mesh, scale: float, weight_decay: float = 0.0
-    ) -> FrozenBase:
+    def of(cls, params: Params, mesh: jax.sharding.Mesh, scale: float) -> FrozenBase:
         """Returns the base of loaded weights.
 
         Args:
           params: as in the attributes, without the scale.
           mesh: mesh of the learners.
           scale: alpha / rank of the adapters.
-          weight_decay: as in the attributes.
         """
         scales = jax.device_put(np.full(1, scale, np.float32), sharding.replicated(mesh))
-        return cls(params | {adapters.SCALE: scales}, mesh, weight_decay)
+        return cls(params | {adapters.SCALE: scales}, mesh)
 
     @functools.cached_property
     def sampler_params(self) -> Params:
@@ -58,26 +47,6 @@ class FrozenBase:
     def shardings(self) -> Params:
         """Tree of the shardings of `params`."""
         return sharding.parameter_shardings(self.params, self.mesh)
-
-
-def initial_teacher(base: FrozenBase | None) -> Callable[[Params], Params]:
-    """Returns the function from a learner's initial weights to those of its teacher."""
-    if base is not None:
-        # An average of products has a higher rank than the adapters: twice theirs is kept of it.
-        return adapters.widened
-    return copy_tree
-
-
-def teacher_average(base: FrozenBase | None) -> Callable[..., Params]:
-    """Returns the function (teacher, student, rate) → the teacher's next weights (π-Play eq. 10)."""
-    if base is not None:
-        return adapters.average_products
-    return distillation.ema
-
-
-# ---- fingerprint -----------------------------------------------------------------------------------
-#
-# Computes figures of whole weights: a fingerprint that shows whether they changed, and whether they are finite.
 
 
 def weights_fingerprint(params: Params, mesh: jax.sharding.Mesh) -> list[int]:
@@ -112,28 +81,15 @@ def _all_finite(params: Params) -> jax.Array:
     return jnp.stack(finite).all()
 
 
-# ---- weights view ----------------------------------------------------------------------------------
-
-
-def publisher(
-    model: ModelConfig, mesh: jax.sharding.Mesh, params: Params
-) -> Callable[[Params], Params]:
-    """Returns a function from a learner's weights to those that a sampler reads: whole on every data shard.
-
-    If layout and dtype are the same, the function returns the learner's own buffers, which the next update
-    invalidates.
+def published(model: ModelConfig, mesh: jax.sharding.Mesh, params: Params) -> Params:
+    """Returns weights as a sampler reads them, whole on every data shard; the same buffers where nothing changes.
 
     Args:
       model: static shape of the decoder.
-      mesh: the learner's mesh.
-      params: tree of arrays or of jax.ShapeDtypeStruct.
+      mesh: mesh of the weights.
+      params: weights as of a learner.
     """
-    view = WeightsView(model, mesh, params)
-
-    def publish(params: Params) -> Params:
-        return sharding.sampler_view(view.make(params), mesh)
-
-    return publish
+    return sharding.sampler_view(WeightsView(model, mesh, params).make(params), mesh)
 
 
 def copy_tree(tree: Params) -> Params:
@@ -149,7 +105,7 @@ class WeightsView:
     """
 
     def __init__(self, model: ModelConfig, mesh: jax.sharding.Mesh, params: Params):
-        """Args as of `publisher`."""
+        """Args as of `published`; of `params` shapes suffice."""
         training_shardings = sharding.parameter_shardings(params, mesh, training_layout=True)
         self.shardings = sharding.parameter_shardings(params, mesh, training_layout=False)
         self._publish = functools.partial(transformer.published, model)

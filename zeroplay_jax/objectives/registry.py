@@ -96,12 +96,6 @@ def check_signature(
         raise ValueError(f'{name}: {error}; it is called with ({call})') from None
 
 
-# ---- built-in losses ------------------------------------------------------------------------------
-#
-# The policy losses by name, with the properties that a config is checked against.
-# A loss of this table is the function of its name in objectives/policy_gradient.py.
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LossProperties:
     """What a policy loss states about itself.
@@ -127,6 +121,7 @@ class LossProperties:
             )
 
 
+# Each is the function of its name in objectives/policy_gradient.py.
 BUILT_IN_LOSSES: Mapping[str, LossProperties] = {
     'reinforce': LossProperties(uses_ratio=False, elementwise=True),
     'token_pg': LossProperties(elementwise=True),

@@ -1,13 +1,10 @@
-"""Rewards: difficulty of a question, answer metrics by name, lengths, rubrics. Numbers in, numbers out; no JAX.
+"""Rewards: difficulty of a question, answer metrics by name, lengths, rubrics, schedules. Numbers in and out; no JAX.
 
 `reward.difficulty` and `reward.answer` of a config name a function here, or 'package.module:function' outside this
 project, with one of these signatures:
 
     def my_difficulty(solved, n, target): ...      # float: reward of a question that `solved` of n rollouts answered
     def my_metric(prediction, golds): ...          # bool or float in [0, 1]: score of an answer
-
-Answers and format scores have modules of their own; their functions can be imported from here as well, so that a
-recipe needs one import.
 """
 
 from __future__ import annotations
@@ -16,27 +13,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 
-from zeroplay_jax.objectives.answers import (
-    exact_match,
-    extract_last,
-    f1,
-    majority_answer,
-    normalize_answer,
-    sub_exact_match,
-)
-from zeroplay_jax.objectives.format_scores import (
-    drzero_format,
-    drzero_separate_format,
-    scope_challenger_format,
-    scope_solver_format,
-    ssp_format,
-    ssp_gate,
-)
+from zeroplay_jax.objectives.answers import exact_match, f1, sub_exact_match
 from zeroplay_jax.objectives.registry import resolve
-
-# ---- schedules -------------------------------------------------------------------------------------
-#
-# Pure functions for schedules: exact ratios, values per iteration, windows of steps.
 
 
 def stratify(ratio: Sequence[float | int], n: int) -> list[int]:
@@ -93,36 +71,6 @@ def closes_window(step: int, period: int) -> bool:
     """
     return period > 0 and step % period == 0
 
-
-# ---- rewards ---------------------------------------------------------------------------------------
-
-
-__all__ = [
-    'ANSWER_METRICS',
-    'DIFFICULTIES',
-    'difficulty',
-    'drzero_format',
-    'drzero_separate_format',
-    'exact_match',
-    'extract_last',
-    'f1',
-    'is_score',
-    'length_factor',
-    'majority_answer',
-    'normalize_answer',
-    'overlong_penalty',
-    'resolve_answer_metric',
-    'resolve_difficulty',
-    'rubric_score',
-    'scope_challenger_format',
-    'scope_solver_format',
-    'search_bonus',
-    'ssp_format',
-    'ssp_gate',
-    'sub_exact_match',
-    'triangle',
-    'try_answer_metric',
-]
 
 # (solved, n, target) as in `difficulty` → reward of a question to its proposer.
 DifficultyFunction = Callable[[float, int, float], float]
@@ -269,24 +217,16 @@ def triangle(score: float, target: float = 0.5) -> float:
     return max(0.0, 1 - abs(score - target) / min(target, 1 - target))
 
 
-def length_factor(
-    tokens: int,
-    soft: int = 1024,
-    hard: int = 2048,
-    floor: float = 0.05,
-    cutoff: int | None = None,
-) -> float:
+def length_factor(tokens: int, soft: int = 1024, hard: int = 2048, floor: float = 0.05) -> float:
     """Returns the factor of an answer's score for its length: 1 up to `soft`, then a cosine to `floor` (SCOPE eq. 7).
 
     Args:
       tokens: length of the answer.
       soft: length at which the decline begins.
       hard: length at which it ends.
-      floor: the factor from `hard` on, up to `cutoff`.
-      cutoff: above this length the factor is 0. None: no cutoff, as in the paper; the released code has 2·hard.
+      floor: the factor from `hard` on, of answers of any length, as in the paper; the released code has 0 above
+        2·hard.
     """
-    if cutoff is not None and tokens > cutoff:
-        return 0.0
     # The cosine has slope 0 at both ends, so the factor has no kink there.
     excess = max(tokens - soft, 0)
     progress = min(excess / (hard - soft), 1.0)
@@ -298,20 +238,19 @@ def search_bonus(calls: int, enough: int = 3) -> float:
     return min(calls / enough, 1.0)
 
 
-def overlong_penalty(tokens: int, limit: int, buffer: int, factor: float = 1.0) -> float:
-    """Returns the penalty of a long rollout: min((limit − buffer − tokens)/buffer·factor, 0) (DAPO).
+def overlong_penalty(tokens: int, limit: int, buffer: int) -> float:
+    """Returns the penalty of a long rollout: min((limit − buffer − tokens)/buffer, 0) (DAPO).
 
-    0 up to limit − buffer, −factor at the limit, and further below beyond it.
+    0 up to limit − buffer, −1 at the limit, and further below beyond it.
 
     Args:
       tokens: length that is penalised. DAPO: the response; the recipes here: the whole context, prompt and observations
         included.
       limit: largest value of that length.
       buffer: number of tokens before the limit over which the penalty grows.
-      factor: size of the penalty at the limit.
     """
     # Not bounded from below, as in verl; DAPO's formula stays at −1 beyond the limit.
-    return min((limit - buffer - tokens) / buffer * factor, 0.0)
+    return min((limit - buffer - tokens) / buffer, 0.0)
 
 
 def rubric_score(

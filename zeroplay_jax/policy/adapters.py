@@ -240,8 +240,6 @@ def _average_product(rate: float, factors: tuple[Params, Params]) -> Params:
     return {A: jnp.pad(a, ((0, 0), (0, missing))), B: jnp.pad(b, ((0, missing), (0, 0)))}
 
 
-# ---- int8 base -------------------------------------------------------------------------------------
-#
 # Kernels of frozen linear layers and of experts as int8 with a float32 scale per output channel.
 #
 # A kernel W [in, out] becomes integers Q within ±127 and scales s [out] with W ≈ Q · s: s is the largest magnitude of a

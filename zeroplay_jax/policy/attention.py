@@ -147,13 +147,8 @@ def unfold_groups(out, queries: int):
     return out.reshape(batch, queries, heads * head_dim)
 
 
-# ---- softmax in parts ------------------------------------------------------------------------------
-#
-# For attention that reads its keys in blocks or pages (FlashAttention-2; Dao 2023, arXiv:2307.08691).
-
-
 class Sums(NamedTuple):
-    """Softmax of queries over the keys read so far, in float32.
+    """Softmax of queries over the keys read so far, in float32 (FlashAttention-2; Dao 2023, arXiv:2307.08691).
 
     Attributes:
       maximum: [...], the largest score of every query.
@@ -193,9 +188,6 @@ class Sums(NamedTuple):
         is_empty = self.total == 0
         total = jnp.where(is_empty, 1.0, self.total)
         return self.weighted / total[..., None]
-
-
-# ---- packed rows and slots -------------------------------------------------------------------------
 
 
 def attend_packed(
@@ -451,8 +443,6 @@ def write_window(
     return keys, values
 
 
-# ---- used places -----------------------------------------------------------------------------------
-#
 # Attention of slots over the places that they use, one row after another: for CPUs.
 #
 # `attend_step`, and `attend_chunk` by default, read every place of a slot in large products, which accelerators need.

@@ -315,8 +315,6 @@ def _backward(window: int, residuals, out_gradient):
 _attend_blocks.defvjp(_forward, _backward)
 
 
-# ---- splash ----------------------------------------------------------------------------------------
-#
 # Splash attention, the Pallas kernel for TPUs that JAX ships; selected by `ModelConfig.attention='splash'`.
 #
 # The kernel never holds the attention scores of a whole row: blocks of queries and keys pass through on-chip memory,

@@ -21,10 +21,6 @@ from zeroplay_jax.policy import adapters, delta, rope, sharding
 from zeroplay_jax.policy.attention import AnyArray
 from zeroplay_jax.policy.experts import MODULE, Experts, Mixture
 
-# ---- layers ----------------------------------------------------------------------------------------
-#
-# The parts of a decoder layer that have weights: linear layers, norms and the embedding.
-
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def look_up(
@@ -128,9 +124,6 @@ class Linear(nn.Module):
             bias = self.param('bias', nn.initializers.zeros, bias_shape)
             y = y + bias.astype(x.dtype)
         return y
-
-
-# ---- decoder ---------------------------------------------------------------------------------------
 
 
 Params = dict[str, Any]

@@ -100,9 +100,6 @@ def layout(cache: tuple, mesh: Mesh, of_keys: NamedSharding) -> tuple:
     return tuple(map(of_layer, cache))
 
 
-# ---- the rule --------------------------------------------------------------------------------------
-
-
 def _product(spec: str, *arrays: Array) -> Array:
     # Default precision would round the memory to bfloat16 on TPUs.
     return jnp.einsum(spec, *arrays, precision='highest')
@@ -236,9 +233,6 @@ def chunked(
     # [chunks, batch, heads, chunk, value_dim] → [batch, length, heads, value_dim]
     out = jnp.moveaxis(out, (0, 3), (1, 2))
     return out.reshape(batch, -1, *out.shape[3:])[:, :length], memory
-
-
-# ---- packed rows and slots -------------------------------------------------------------------------
 
 
 def packed(shape: Shape, segment: Int[AnyArray, 'batch length']) -> Mix:

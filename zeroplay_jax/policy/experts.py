@@ -252,9 +252,6 @@ def on_mesh(model: Any, mesh: Mesh) -> Any:
     return dataclasses.replace(model, mesh=mesh) if model.experts else model
 
 
-# ---- records ---------------------------------------------------------------------------------------
-
-
 def replay(
     shape: Experts | None, record: Int[Array, 'batch length choices'] | None
 ) -> dict[str, Any]:

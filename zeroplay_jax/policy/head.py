@@ -101,9 +101,6 @@ def logp_and_entropy(
     return logp, entropy
 
 
-# ---- loops over chunks of tokens -----------------------------------------------------------------------
-
-
 @dataclasses.dataclass(frozen=True)
 class _Loop:
     """Static part of the loop.
@@ -117,6 +114,45 @@ class _Loop:
     chunk_function: Callable
     chunk: int
     mesh: Mesh | None
+
+
+def per_token(
+    score: Callable,
+    reduce: Callable,
+    head: Head,
+    states: Float[Array, 'batch length hidden_size'],
+    shared: Any,
+    predicted: Any,
+    rows: Any,
+    wanted: Bool[AnyArray, 'batch length'] | None,
+    elementwise: bool,
+) -> tuple[Float[Array, ''], Any]:
+    """Returns (loss, statistics): `reduce` of what `score` says about every token of packed rows.
+
+    Args:
+      score: (matrices of the head, states, shared, predicted) → tree of arrays [tokens], for a chunk of tokens, as of
+        `map_tokens`. The state of a token predicts the next one.
+      reduce: (scores, rows, shared) → (loss, statistics): of arrays [B, L], 0 at the first position of a row.
+      head, states, shared, wanted: as of `map_tokens`; `wanted` are the predicted tokens.
+      predicted: what `score` reads of the predicted tokens, [batch, length − 1, …].
+      rows: tree of arrays [batch, length].
+      elementwise: whether `reduce` is a sum over the tokens: it then gets chunks, [1, tokens], in the pass of `score`.
+    """
+    states = states[:, :-1]
+    wanted = None if wanted is None else wanted[:, 1:]
+    if not elementwise:
+        scores = map_tokens(score, head, states, shared, predicted, wanted)
+        # From the token that predicts to the predicted one.
+        scores = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (1, 0))), scores)
+        return reduce(scores, rows, shared)
+
+    def of_chunk(matrices, states, shared, tokens):
+        predicted, rows = tokens
+        scores = score(matrices, states, shared, predicted)
+        return reduce(*jax.tree.map(lambda x: x[None], (scores, rows)), shared)
+
+    tokens = (predicted, jax.tree.map(lambda x: x[:, 1:], rows))
+    return sum_tokens(of_chunk, head, states, shared, tokens, wanted)
 
 
 def map_tokens(

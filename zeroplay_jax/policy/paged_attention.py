@@ -32,10 +32,6 @@ from zeroplay_jax.policy.attention import (
     unfold_groups,
 )
 
-# ---- ragged rows -----------------------------------------------------------------------------------
-#
-# The tokens of a step as rows: what kernels of paged attention take, computed once per step for all layers.
-
 
 @dataclasses.dataclass(frozen=True)
 class StepShape:
@@ -120,9 +116,6 @@ def rows_of_tokens(
         count=count,
         singles=singles,
     )
-
-
-# ---- paged attention -------------------------------------------------------------------------------
 
 
 # Keys and values of one layer, interleaved: key of head 0, value of head 0, key of head 1, …

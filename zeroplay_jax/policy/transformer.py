@@ -300,7 +300,6 @@ def score(
     positions: PackedInts,
     segment: PackedInts,
     temperature: float = 1.0,
-    train_entropy: bool = False,
     wanted: Bool[AnyArray, 'batch length'] | None = None,
     record: PackedRecord | None = None,
 ) -> tuple[PerToken, PerToken]:
@@ -313,7 +312,6 @@ def score(
       positions: position of every token within its segment.
       segment: segment number of every token, 0 for padding.
       temperature: divides the logits, as in the sampler.
-      train_entropy: whether the entropy has a gradient.
       wanted: True at tokens whose values are needed. The others are 0, and no logits are computed for them. None: all.
       record: as of `hidden`.
 
@@ -326,23 +324,19 @@ def score(
 
     def score_chunk(matrices, chunk_states, _, chunk_tokens):
         chunk_logits = logits(config, matrices, chunk_states) / temperature
-        return head.logp_and_entropy(chunk_logits, chunk_tokens, train_entropy)
+        return head.logp_and_entropy(chunk_logits, chunk_tokens, train_entropy=True)
 
-    scores = head.map_tokens(
+    return head.per_token(
         score_chunk,
+        lambda scores, *_: scores,
         head.head_of(config, params, hidden_states.dtype),
-        hidden_states[:, :-1],
+        hidden_states,
         (),
         tokens[:, 1:],
-        None if wanted is None else wanted[:, 1:],
+        (),
+        wanted,
+        elementwise=False,
     )
-    # From the token that predicts to the predicted one.
-    return jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (1, 0))), scores)
-
-
-# ---- operations ------------------------------------------------------------------------------------
-#
-# Floating-point operations of the decoder, by the shapes of its matrices.
 
 
 def forward_operations(model: ModelConfig, tokens: int, logits: int) -> float:

@@ -42,19 +42,16 @@ class SeedDocument:
     link: str = ''
     origin: Json = dataclasses.field(default_factory=dict)
 
+    @property
+    def passage(self) -> dict[str, str]:
+        """Title and text, as a passage of a search has them."""
+        return {'title': self.title, 'text': self.text}
+
     def to_json(self) -> dict[str, Any]:
         """Returns the record of the task log."""
-        record = {
-            'title': self.title,
-            'text': self.text,
-            'hops': self.hops,
-            **self.origin,
-        }
-        if self.link:
-            record['link'] = self.link
-        if self.task_type:
-            record['type'] = self.task_type
-        return record
+        record = {**self.passage, 'hops': self.hops, **self.origin}
+        optional = {'link': self.link, 'type': self.task_type}
+        return record | {name: value for name, value in optional.items() if value}
 
     @classmethod
     def from_json(cls, record: Json) -> SeedDocument:
@@ -399,11 +396,6 @@ def hidden_answers(config: Config, library: Library) -> list[HiddenAnswer]:
     hops = _stratified_hops(config.schedule.hop_ratio, len(answers))
     pairs = zip(answers, identity_rng(config.seed, 0).permutation(hops).tolist(), strict=True)
     return [HiddenAnswer(answer, hops, origin=origin) for (answer, origin), hops in pairs]
-
-
-# ---- phases ----------------------------------------------------------------------------------------
-#
-# Schedules that several recipes share.
 
 
 def is_trained(config: Config, role: str, iteration: int) -> bool:

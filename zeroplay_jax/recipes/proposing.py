@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zeroplay_jax.objectives import rewards
+from zeroplay_jax.objectives import format_scores
+from zeroplay_jax.objectives.answers import extract_last, normalize_answer
 from zeroplay_jax.recipes.datasets import SeedDocument
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.selfplay.answers import final_answer, group_of, retrieved_passages
@@ -19,21 +20,161 @@ from zeroplay_jax.types import Json, Question, Row, RowInfo, Task, Trajectory, i
 if TYPE_CHECKING:
     from zeroplay_jax.selfplay.context import RolloutContext
 
-# ---- construction paths (π-Play) -------------------------------------------------------------------
-#
-# What a distillation teacher reads and the student does not. `path_of` records a path as data when a question is made:
-# {'title', 'hops', 'question', 'answer', 'document', 'steps': [{'think', 'query', 'found'}]}. `teacher_prompt` turns it
-# into the prompt, in the form that `config.privileged.kind` names.
-
-
 # A passage of at most this many characters is not shortened: it is little more than its title.
 _SHORT_PASSAGE = 80
 
 
-def path_of(trajectory: Trajectory, seed: SeedDocument, question: str, answer: str) -> Json:
-    """Returns the record of the path that a proposer's rollout took from its document to its question.
+@dataclasses.dataclass(frozen=True)
+class Proposal:
+    """A proposer's rollout with its parsed proposal.
 
-    It has one step {'think', 'query', 'found'} per query, in order; 'found' lists the passages as texts.
+    Attributes:
+      trajectory: the rollout.
+      question, answer: texts in its final turn; None if there is none.
+      format: Dr. Zero's format score 'raw' and its parts.
+      rejected: why the question is not asked (unfinished, no_question, no_answer, leaks_answer, or a recipe's own);
+        None if it is.
+    """
+
+    trajectory: Trajectory
+    question: str | None
+    answer: str | None
+    format: dict[str, float]
+    rejected: str | None
+
+
+async def propose(
+    context: RolloutContext,
+    role: str,
+    task: Task,
+    samples: int,
+    *,
+    show_document: bool,
+    separate_format: bool = False,
+) -> list[Proposal]:
+    """Returns `samples` proposals on the document and hop count of a task.
+
+    Args:
+      context: of the episode.
+      role: role that proposes.
+      task: its payload is a `SeedDocument`. The request is (*task.identity, 0).
+      samples: number of proposals.
+      show_document: whether the prompt contains the document.
+      separate_format: whether to score the form as in the paper (`format_scores.drzero_separate_format`).
+
+    Raises:
+      TaskDropped: the prompt is too long.
+    """
+    seed: SeedDocument = task.payload
+    fields: dict[str, Any] = {'hops': seed.hops, 'document': ''}
+    if show_document:
+        fields['document'] = prompts.document_text(seed.passage | {'link': seed.link})
+    else:
+        # The proposer knows the hop count only (an ablation of Dr. Zero).
+        form = f'{context.roles[role].prompt}.without_document'
+        if form in context.prompts:
+            fields = {'hops': seed.hops, 'prompt': form}
+    # The last integer keeps proposals apart from the solver rollouts of the same task.
+    identity = (*task.identity, 0)
+    trajectories = await context.ask(role, identity, samples, **fields)
+    return [read_proposal(trajectory, seed, separate_format) for trajectory in trajectories]
+
+
+def read_proposal(
+    trajectory: Trajectory,
+    seed: SeedDocument,
+    separate_format: bool = False,
+) -> Proposal:
+    """Returns the proposal in a rollout about the document `seed`, with the reason if it is rejected."""
+    # Only the final turn is read: a question drafted in an earlier turn was not submitted.
+    question = final_answer(trajectory, 'question')
+    answer = final_answer(trajectory)
+    format_score = _format_score(trajectory, seed, question, answer, separate_format)
+    # The first reason that applies is logged, so the order of the checks must not change.
+    rejected: str | None = None
+    if trajectory.finish != 'answer':
+        rejected = 'unfinished'
+    # Dr. Zero's code does not measure the difficulty of the following ones either.
+    elif not question:
+        rejected = 'no_question'
+    elif not answer:
+        rejected = 'no_answer'
+    # An answer with an empty normal form is contained in every question.
+    elif normalize_answer(answer) in normalize_answer(question):
+        rejected = 'leaks_answer'
+    return Proposal(trajectory, question, answer, format_score, rejected)
+
+
+def _format_score(
+    trajectory: Trajectory,
+    seed: SeedDocument,
+    question: str | None,
+    answer: str | None,
+    separate: bool,
+) -> dict[str, float]:
+    """Returns Dr. Zero's format score of a rollout and its parts, by its code or, if `separate`, by its paper."""
+    texts = [turn.text for turn in trajectory.turns]
+    successful_searches = 0
+    responses = 0
+    for call in trajectory.calls:
+        # An error message counts as a response, because the policy can react to it.
+        responses += bool(call.documents) or call.error is not None
+        is_search = call.tool == 'search' and call.is_valid
+        successful_searches += is_search and call.error is None
+    counts = dict(calls=successful_searches, responses=responses, hops=seed.hops)
+    if separate:
+        return format_scores.drzero_separate_format(
+            texts, question=question, answer=answer, **counts
+        )
+    passages = retrieved_passages(trajectory)
+    retrieved = [f'{passage["title"]} {passage["text"]}' for passage in passages]
+    return format_scores.drzero_format(
+        texts,
+        question=question,
+        answer=answer,
+        source=f'{seed.title} {seed.text}',
+        retrieved=' '.join(retrieved),
+        **counts,
+    )
+
+
+def question_record(task: Task, proposal: Proposal) -> Question:
+    """Returns the proposed question with its provenance, as it enters the pool and the log."""
+    seed: SeedDocument = task.payload
+    answers = () if proposal.answer is None else (proposal.answer,)
+    origin = origin_of(task, proposal.trajectory)
+    return Question(proposal.question or '', answers, seed.hops, origin=origin)
+
+
+def origin_of(task: Task, trajectory: Trajectory) -> dict[str, Any]:
+    """Returns the provenance of what a rollout proposes about the document of a task."""
+    seed: SeedDocument = task.payload
+    # Document, task and version of the weights identify the rollouts that may have made a question.
+    identity = list(task.identity)
+    return {'document': seed.title, 'task': identity, 'version': trajectory.version, **seed.origin}
+
+
+def proposal_row(role: str, task: Task, proposal: Proposal) -> Row:
+    """Returns a row of the prompt's group with reward 0.0.
+
+    The recipe sets the reward, and the parts that count in it: `parts['format']` and `parts['difficulty']`.
+    """
+    # These are logged only. The part that counts in the reward is called 'format', without a suffix.
+    parts = {f'format_{name}': value for name, value in proposal.format.items()}
+    # `valid`: format alone. `rejected`: also set for an unfinished or ungrounded proposal.
+    info = RowInfo(
+        question=question_record(task, proposal),
+        valid=proposal.rejected in (None, 'ungrounded'),
+        rejected=proposal.rejected,
+    )
+    return Row(role, proposal.trajectory, 0.0, group_of(task.identity), parts, info=info)
+
+
+def path_of(trajectory: Trajectory, seed: SeedDocument, question: str, answer: str) -> Json:
+    """Returns the path that a proposer's rollout took from its document to its question, for a teacher (π-Play).
+
+    It is {'title', 'hops', 'question', 'answer', 'document', 'steps': [{'think', 'query', 'found'}]}, with one step per
+    query, in order; 'found' lists the passages as texts.
     """
     steps: list[Json] = []
     for turn in trajectory.turns:
@@ -41,18 +182,17 @@ def path_of(trajectory: Trajectory, seed: SeedDocument, question: str, answer: s
         # Calls that were not run returned nothing, so they are left out.
         if call is None or call.tool != 'search' or not call.is_valid:
             continue
-        thought = rewards.extract_last(turn.text, 'think') or ''
+        thought = extract_last(turn.text, 'think') or ''
         # A failed search has queries and no passages; its queries stay in the path, with nothing found.
         for query, passages in itertools.zip_longest(call.queries, call.documents, fillvalue=()):
             texts = [prompts.document_text(passage) for passage in passages]
             steps.append({'think': thought, 'query': query, 'found': texts})
-    shown = {'title': seed.title, 'text': seed.text}
     return {
         'title': seed.title,
         'hops': seed.hops,
         'question': question,
         'answer': answer,
-        'document': prompts.document_text(shown) if seed.text else '',
+        'document': prompts.document_text(seed.passage) if seed.text else '',
         'steps': steps,
     }
 
@@ -165,151 +305,3 @@ def _shorten_longest_passage(path: dict[str, Any]) -> bool:
     # The title is cut as well: a longer one would be a candidate again, and `teacher_prompt` would not end.
     passages[number] = passage[:title_end][:_SHORT_PASSAGE]
     return True
-
-
-# ---- proposals (Dr. Zero) --------------------------------------------------------------------------
-#
-# Question, answer, format score and validity.
-
-
-@dataclasses.dataclass(frozen=True)
-class Proposal:
-    """A proposer's rollout with its parsed proposal.
-
-    Attributes:
-      trajectory: the rollout.
-      question, answer: texts in its final turn; None if there is none.
-      format: Dr. Zero's format score 'raw' and its parts.
-      rejected: why the question is not asked (unfinished, no_question, no_answer, leaks_answer, or a recipe's own);
-        None if it is.
-    """
-
-    trajectory: Trajectory
-    question: str | None
-    answer: str | None
-    format: dict[str, float]
-    rejected: str | None
-
-
-async def propose(
-    context: RolloutContext,
-    role: str,
-    task: Task,
-    samples: int,
-    *,
-    show_document: bool,
-    separate_format: bool = False,
-) -> list[Proposal]:
-    """Returns `samples` proposals on the document and hop count of a task.
-
-    Args:
-      context: of the episode.
-      role: role that proposes.
-      task: its payload is a `SeedDocument`. The request is (*task.identity, 0).
-      samples: number of proposals.
-      show_document: whether the prompt contains the document.
-      separate_format: whether to score the form as in the paper (`rewards.drzero_separate_format`).
-
-    Raises:
-      TaskDropped: the prompt is too long.
-    """
-    seed: SeedDocument = task.payload
-    fields: dict[str, Any] = {'hops': seed.hops, 'document': ''}
-    if show_document:
-        shown = {'title': seed.title, 'text': seed.text, 'link': seed.link}
-        fields['document'] = prompts.document_text(shown)
-    else:
-        # The proposer knows the hop count only (an ablation of Dr. Zero).
-        form = f'{context.roles[role].prompt}.without_document'
-        if form in context.prompts:
-            fields = {'hops': seed.hops, 'prompt': form}
-    # The last integer keeps proposals apart from the solver rollouts of the same task.
-    identity = (*task.identity, 0)
-    trajectories = await context.ask(role, identity, samples, **fields)
-    return [read_proposal(trajectory, seed, separate_format) for trajectory in trajectories]
-
-
-def read_proposal(
-    trajectory: Trajectory,
-    seed: SeedDocument,
-    separate_format: bool = False,
-) -> Proposal:
-    """Returns the proposal in a rollout about the document `seed`, with the reason if it is rejected."""
-    # Only the final turn is read: a question drafted in an earlier turn was not submitted.
-    question = final_answer(trajectory, 'question')
-    answer = final_answer(trajectory)
-    format_score = _format_score(trajectory, seed, question, answer, separate_format)
-    # The first reason that applies is logged, so the order of the checks must not change.
-    rejected: str | None = None
-    if trajectory.finish != 'answer':
-        rejected = 'unfinished'
-    # Dr. Zero's code does not measure the difficulty of the following ones either.
-    elif not question:
-        rejected = 'no_question'
-    elif not answer:
-        rejected = 'no_answer'
-    # An answer with an empty normal form is contained in every question.
-    elif rewards.normalize_answer(answer) in rewards.normalize_answer(question):
-        rejected = 'leaks_answer'
-    return Proposal(trajectory, question, answer, format_score, rejected)
-
-
-def _format_score(
-    trajectory: Trajectory,
-    seed: SeedDocument,
-    question: str | None,
-    answer: str | None,
-    separate: bool,
-) -> dict[str, float]:
-    """Returns Dr. Zero's format score of a rollout and its parts, by its code or, if `separate`, by its paper."""
-    texts = [turn.text for turn in trajectory.turns]
-    successful_searches = 0
-    responses = 0
-    for call in trajectory.calls:
-        # An error message counts as a response, because the policy can react to it.
-        responses += bool(call.documents) or call.error is not None
-        is_search = call.tool == 'search' and call.is_valid
-        successful_searches += is_search and call.error is None
-    counts = dict(calls=successful_searches, responses=responses, hops=seed.hops)
-    if separate:
-        return rewards.drzero_separate_format(texts, question=question, answer=answer, **counts)
-    passages = retrieved_passages(trajectory)
-    retrieved = [f'{passage["title"]} {passage["text"]}' for passage in passages]
-    return rewards.drzero_format(
-        texts,
-        question=question,
-        answer=answer,
-        source=f'{seed.title} {seed.text}',
-        retrieved=' '.join(retrieved),
-        **counts,
-    )
-
-
-def question_record(task: Task, proposal: Proposal) -> Question:
-    """Returns the proposed question with its provenance, as it enters the pool and the log."""
-    seed: SeedDocument = task.payload
-    answers = () if proposal.answer is None else (proposal.answer,)
-    # Document, task and version of the weights identify the rollouts that may have made a question.
-    origin = {
-        'document': seed.title,
-        'task': list(task.identity),
-        'version': proposal.trajectory.version,
-        **seed.origin,
-    }
-    return Question(proposal.question or '', answers, seed.hops, origin=origin)
-
-
-def proposal_row(role: str, task: Task, proposal: Proposal) -> Row:
-    """Returns a row of the prompt's group with reward 0.0.
-
-    The recipe sets the reward, and the parts that count in it: `parts['format']` and `parts['difficulty']`.
-    """
-    # These are logged only. The part that counts in the reward is called 'format', without a suffix.
-    parts = {f'format_{name}': value for name, value in proposal.format.items()}
-    # `valid`: format alone. `rejected`: also set for an unfinished or ungrounded proposal.
-    info = RowInfo(
-        question=question_record(task, proposal),
-        valid=proposal.rejected in (None, 'ungrounded'),
-        rejected=proposal.rejected,
-    )
-    return Row(role, proposal.trajectory, 0.0, group_of(task.identity), parts, info=info)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from zeroplay_jax.data import files
-from zeroplay_jax.objectives import rewards
+from zeroplay_jax.objectives import format_scores, rewards
 from zeroplay_jax.recipes import solving
 from zeroplay_jax.recipes.datasets import (
     DocumentSampler,
@@ -27,6 +27,7 @@ from zeroplay_jax.recipes.datasets import (
     dataset_tasks,
     tasks_in_turns,
 )
+from zeroplay_jax.recipes.proposing import origin_of
 from zeroplay_jax.rollout.prompts import document_text, documents_text
 from zeroplay_jax.selfplay.answers import (
     final_answer,
@@ -59,11 +60,6 @@ TASK_TYPES = {
 }
 
 
-def _kind(seed: SeedDocument) -> str:
-    """Returns the kind of task that is asked for, in words."""
-    return TASK_TYPES.get(seed.task_type, seed.task_type)
-
-
 class Settings(Section):
     """Settings of SCOPE."""
 
@@ -92,7 +88,7 @@ class Challenge:
     Attributes:
       trajectory: the rollout.
       task: text of its open task; None if there is none.
-      format: format score 'raw' and its parts (`rewards.scope_challenger_format`).
+      format: format score 'raw' and its parts (`format_scores.scope_challenger_format`).
       rejected: reason code of an open task that is not given to the solver or got no score; None for others.
       rubrics: rubrics that the judge wrote.
       scores: scores in [0, 1] of the solver's answers that could be graded.
@@ -109,6 +105,11 @@ class Challenge:
     def score(self) -> float | None:
         """Mean of `scores`; None if no answer could be graded."""
         return mean(self.scores) if self.scores else None
+
+
+def _kind(seed: SeedDocument) -> str:
+    """Returns the kind of task that is asked for, in words."""
+    return TASK_TYPES.get(seed.task_type, seed.task_type)
 
 
 class Recipe(RecipeBase):
@@ -173,11 +174,6 @@ class Recipe(RecipeBase):
             return dataset_tasks(self.config, self._given, step, cursor)
         return tasks_in_turns(self.config, self.documents, step, pool, cursor)
 
-    def _attempts(self, phase: Phase) -> int:
-        """Returns how many answers of the solver measure a challenge in a phase (SCOPE, appendix G)."""
-        filtering = 0 if phase.trains else self.config.pool.measure
-        return filtering or self.config.reward.solves
-
     async def episode(self, context, step, task):
         """Runs one task of any phase: challenges, challenges for the pool, or answers of the solver."""
         if 'proposer' in step.phase.trains:
@@ -186,8 +182,6 @@ class Recipe(RecipeBase):
         if not step.phase.trains:
             return await self._generate(context, step, task)
         return await self._solve(context, task)
-
-    # ---- challenger --------------------------------------------------------------------------------
 
     async def _generate(self, context, step: Step, task: Task) -> Outcome:
         """Runs a task of a phase that trains no role: returns the first open task whose score is in `pool.window`."""
@@ -209,7 +203,7 @@ class Recipe(RecipeBase):
         seed: SeedDocument = task.payload
         document = ''
         if self.config.schedule.initial_document:
-            document = document_text({'title': seed.title, 'text': seed.text})
+            document = document_text(seed.passage)
         trajectories = await context.ask(
             'proposer',
             (*task.identity, 0),
@@ -220,7 +214,9 @@ class Recipe(RecipeBase):
             task_type=seed.task_type.replace('_', ' ') or 'any',
         )
         challenges = [self._read(trajectory, seed) for trajectory in trajectories]
-        attempts = self._attempts(step.phase)
+        # How many answers of the solver measure a challenge (SCOPE, appendix G).
+        filtering = 0 if step.phase.trains else self.config.pool.measure
+        attempts = filtering or self.config.reward.solves
         pending = []
         for number, challenge in enumerate(challenges):
             identity = (*task.identity, number)
@@ -243,7 +239,7 @@ class Recipe(RecipeBase):
         task_text = final_answer(trajectory, 'task')
         # The format score divides by this number, so it is at least 1.
         required_searches = max(seed.hops - self.config.scope.searches_below_hops, 1)
-        format_score = rewards.scope_challenger_format(
+        format_score = format_scores.scope_challenger_format(
             [turn.text for turn in trajectory.turns],
             searches=len(trajectory.calls_of('search')),
             malformed=trajectory.failed_calls,
@@ -274,13 +270,12 @@ class Recipe(RecipeBase):
             return
         assert context.judge is not None
         task_text = str(challenge.task)
-        source = {'title': seed.title, 'text': seed.text}
-        evidence = documents_text([source, *retrieved_passages(challenge.trajectory)])
+        evidence = documents_text([seed.passage, *retrieved_passages(challenge.trajectory)])
         if self.config.scope.gates:
             # A task that drifted away from its source document is still about the passages found on the way.
             relevant_to = evidence
             if self.config.scope.relevant_to == 'source':
-                relevant_to = document_text(source)
+                relevant_to = document_text(seed.passage)
             for number, gate in enumerate(('entities', 'relevance')):
                 gate_identity = (*identity, 1, number)
                 # A missing verdict (None) does not pass, as in SCOPE's code.
@@ -352,13 +347,8 @@ class Recipe(RecipeBase):
     def _question(task: Task, challenge: Challenge) -> Question:
         """Returns a challenge as an open task with rubrics and provenance, as it enters the pool and the log."""
         seed: SeedDocument = task.payload
-        document = document_text({'title': seed.title, 'text': seed.text})
-        origin = {
-            'document': seed.title,
-            'task': list(task.identity),
-            'version': challenge.trajectory.version,
-            **seed.origin,
-        }
+        document = document_text(seed.passage)
+        origin = origin_of(task, challenge.trajectory)
         if seed.task_type:
             origin['type'] = seed.task_type
         return Question(
@@ -370,8 +360,6 @@ class Recipe(RecipeBase):
             unique_key=hashlib.sha256(document.encode()).hexdigest()[:16],
             origin=origin,
         )
-
-    # ---- solver ------------------------------------------------------------------------------------
 
     async def _solve(self, context, task: Task) -> Outcome:
         """Runs the solver on one open task; returns all rollouts as rows."""
@@ -399,7 +387,7 @@ class Recipe(RecipeBase):
         # because two equal calls may be in different turns.
         final_call = trajectory.turns[-1].call if trajectory.turns else None
         searches_before_final = [call for call in searches if call is not final_call]
-        format_score = rewards.scope_solver_format(
+        format_score = format_scores.scope_solver_format(
             [turn.text for turn in trajectory.turns],
             searches=len(searches_before_final),
             answer=answer,

@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from zeroplay_jax.objectives import rewards
+from zeroplay_jax.objectives.answers import majority_answer
+from zeroplay_jax.objectives.format_scores import ssp_format
 from zeroplay_jax.recipes.proposing import teacher_prompt
 from zeroplay_jax.selfplay.answers import final_answer, group_of, score
 from zeroplay_jax.settings.schema import Config
@@ -68,7 +70,7 @@ async def attempts(
       role: role that answers, trained or frozen, with its own prompt.
       identity: names the request within the run; all randomness derives from it.
       samples: number of rollouts.
-      by_majority: whether the most frequent answer of these rollouts (`rewards.majority_answer`) takes the place of the
+      by_majority: whether the most frequent answer of these rollouts (`majority_answer`) takes the place of the
         accepted ones. If no rollout answers, the question has none, and all scores are 0.
       temperature: None: the role's. That of a frozen role is 0, at which all rollouts are equal: give one.
 
@@ -83,7 +85,7 @@ async def attempts(
     if by_majority:
         keeps = config.rollout.failed == 'keep'
         votes = [final_answer(one) for one in trajectories if keeps or not one.has_tool_failure]
-        majority = rewards.majority_answer(votes)
+        majority = majority_answer(votes)
         has_label = majority is not None
         label = () if majority is None else (majority,)
         question = dataclasses.replace(question, answers=label)
@@ -132,7 +134,7 @@ async def solver_rows(
       task: its identity names the request and, with its first two integers, the group.
       question: need not be the payload of `task`.
       by_majority: see `attempts`.
-      strict_format: whether the score of a rollout that deviates from the format is 0 (`rewards.ssp_format`).
+      strict_format: whether the score of a rollout that deviates from the format is 0 (`ssp_format`).
 
     Raises:
       TaskDropped: the solver's prompt is too long.
@@ -157,7 +159,7 @@ async def solver_rows(
     )
     rows = []
     for trajectory, value, drop in scored:
-        if strict_format and not rewards.ssp_format([turn.text for turn in trajectory.turns]):
+        if strict_format and not ssp_format([turn.text for turn in trajectory.turns]):
             value = 0.0
             # The format decides, whatever the judge said.
             drop = None if drop == 'ungraded' else drop

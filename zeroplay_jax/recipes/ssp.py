@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
-from zeroplay_jax.objectives import rewards
+from zeroplay_jax.objectives import format_scores, rewards
 from zeroplay_jax.recipes import solving
 from zeroplay_jax.recipes.datasets import (
     HiddenAnswer,
@@ -40,7 +40,7 @@ from zeroplay_jax.types import (
     identity_rng,
 )
 
-# Thresholds of the released code (`rewards.ssp_gate`), which the paper does not have.
+# Thresholds of the released code (`format_scores.ssp_gate`), which the paper does not have.
 _CODE_GATE: dict[str, Any] = dict(
     chars=(10, 1000), words=10, searches=2, distinct=True, whole_words=False
 )
@@ -241,11 +241,11 @@ class Recipe(RecipeBase):
         )
 
     def _rule_gate(self, trajectory: Trajectory, question: Question) -> str | None:
-        """Returns why a question is rejected ('unfinished', 'format', or a code of `rewards.ssp_gate`); else None."""
+        """Returns why a question is rejected ('unfinished', 'format', or a code of `ssp_gate`); else None."""
         if trajectory.finish != 'answer':
             return 'unfinished'
         texts = [turn.text for turn in trajectory.turns]
-        if self.config.ssp.strict_format and not rewards.ssp_format(texts):
+        if self.config.ssp.strict_format and not format_scores.ssp_format(texts):
             return 'format'
         # Queries of failed searches do not count.
         queries = []
@@ -254,7 +254,7 @@ class Recipe(RecipeBase):
                 queries += call.queries
         thresholds = _CODE_GATE if self.config.ssp.code_gate else {}
         text = question.text or None
-        return rewards.ssp_gate(text, list(question.answers), queries, **thresholds)
+        return format_scores.ssp_gate(text, list(question.answers), queries, **thresholds)
 
     async def _answerability(
         self, context, task: Task, number: int, trajectory: Trajectory, question: Question

@@ -447,11 +447,6 @@ def syntax_for(config) -> CallSyntax:
     return FunctionSyntax() if is_server(config.policy.path) else syntax_of(config.tools.syntax)
 
 
-# ---- texts of calls --------------------------------------------------------------------------------
-#
-# Arguments as JSON, and calls in the form of a Python function call.
-
-
 # A call in the form of a Python function call.
 _FUNCTION_CALL = re.compile(r'\s*([\w-]+)\((.*)\)\s*', re.DOTALL)
 # Begins what may be a tag, within a text of an argument.

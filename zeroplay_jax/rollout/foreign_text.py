@@ -10,21 +10,11 @@ from typing import Any
 
 from zeroplay_jax.types import Json
 
-# ---- messages --------------------------------------------------------------------------------------
-#
-# Chat messages whose parts are marked as trusted or not; imports nothing heavy.
-
-
 Message = dict[str, Any]  # {'role': str, 'content': str or a list of str and Untrusted}
 
 
 class Untrusted(str):
     """Text from a model, a document or a tool: encoded as plain characters, never as control tokens."""
-
-
-# ---- passages --------------------------------------------------------------------------------------
-#
-# Layouts of retrieved passages; imports nothing heavy.
 
 
 # Style → heading of a passage, and separator between heading and text. The published checkpoints of each
@@ -58,9 +48,6 @@ def passages_text(documents: Sequence[Sequence[Json]], style: str, show_ids: boo
         block = '\n'.join(lines) or 'No passage found.'
         blocks.append(block)
     return '\n---\n'.join(blocks)
-
-
-# ---- foreign text ----------------------------------------------------------------------------------
 
 
 # Replaces the '<' of a tag in foreign text: visible, and known to language models from HTML.

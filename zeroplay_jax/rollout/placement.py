@@ -63,7 +63,7 @@ class Placement:
     Attributes:
       rollouts: the rollout in every slot.
       open_prefixes: prefixes of admitted requests with rollouts that still wait for a slot.
-      turn: a number per slot that grows whenever a turn begins or ends in it.
+      generation: a number per slot that grows whenever a turn begins or ends in it.
       stats: 'evictions' and 'refilled_tokens' (prefilled once more because of them).
       before_eviction: called with a rollout whose pages are about to be given away.
     """
@@ -79,7 +79,7 @@ class Placement:
         self.shards = [Shard(number, shard_config) for number in range(shards)]
         self.rollouts: list[Rollout | None] = [None] * config.slots
         self.open_prefixes: list[Prefix] = []
-        self.turn: Int[np.ndarray, ' slots'] = np.zeros(config.slots, int)
+        self.generation: Int[np.ndarray, ' slots'] = np.zeros(config.slots, int)
         self.stats: collections.Counter[str] = collections.Counter()
         self.before_eviction: Callable[[Rollout], None] = lambda rollout: None
 
@@ -88,8 +88,6 @@ class Placement:
         for rollout in self.rollouts:
             if rollout is not None:
                 yield rollout
-
-    # ---- new rollouts ----------------------------------------------------------------------------
 
     def shard_for(self, prefix: Prefix, blocked_shards: set[int]) -> Shard | None:
         """Returns the shard for a new request, or None if it has to wait.
@@ -180,7 +178,7 @@ class Placement:
     def _run_turn(self, rollout: Rollout) -> None:
         """Records that a turn begins, whose pages the rollout has."""
         rollout.is_running = True
-        self.turn[rollout.slot] += 1
+        self.generation[rollout.slot] += 1
         self.age[rollout.slot] = self._turns
         self._turns += 1
         self._write_table(rollout)
@@ -191,18 +189,18 @@ class Placement:
         return prefix.pages.pages[-1]
 
     def take_chunks(
-        self, rows_per_shard: int, rows: Bool[np.ndarray, ' slots'] | None
+        self, rows_per_shard: int, playing: Bool[np.ndarray, ' slots'] | None
     ) -> list[int]:
         """Returns the slots of the next prefill call, an entry per chunk, and takes the chunks from `chunks_left`.
 
         Args:
           rows_per_shard: most entries of a data shard.
-          rows: slots that can be in this call; None: all.
+          playing: slots that can be in this call; None: all.
         """
         slots = []
         rows_of_shard = [0] * len(self.shards)
         for rollout in self.active():
-            if rows is not None and not rows[rollout.slot]:
+            if playing is not None and not playing[rollout.slot]:
                 continue
             shard = rollout.prefix.shard
             chunks = min(rollout.chunks_left, rows_per_shard - rows_of_shard[shard])
@@ -210,8 +208,6 @@ class Placement:
             rollout.chunks_left -= chunks
             slots += [rollout.slot] * chunks
         return slots
-
-    # ---- turns -----------------------------------------------------------------------------------
 
     def begin_turn(self, rollout: Rollout) -> bool:
         """Reserves the pages of a rollout's next turn, by eviction if necessary; returns False if it has to wait."""
@@ -298,9 +294,7 @@ class Placement:
 
     def _stop_turn(self, rollout: Rollout) -> None:
         rollout.is_running = False
-        self.turn[rollout.slot] += 1
-
-    # ---- the end ---------------------------------------------------------------------------------
+        self.generation[rollout.slot] += 1
 
     def close(self, rollout: Rollout) -> None:
         """Frees the slot and pages of a rollout."""
@@ -337,8 +331,6 @@ class Placement:
         for prefix in self.open_prefixes:
             if prefix.shard == shard.number and prefix is not keep:
                 self._drop_pages(prefix)
-
-    # ---- helpers ---------------------------------------------------------------------------------
 
     def _shard_of(self, rollout: Rollout) -> Shard:
         return self.shards[rollout.prefix.shard]

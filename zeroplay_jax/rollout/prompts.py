@@ -138,11 +138,6 @@ def _ours(name: str) -> dict[str, Prompt]:
     return _of_leaves(keys)
 
 
-# ---- files -----------------------------------------------------------------------------------------
-#
-# What is wrong is a ValueError with the problem and the fix.
-
-
 def _read(text: str) -> dict[str, Prompt]:
     """Returns name → prompt of the text of a file, in its order; of [solver.task] the name is solver.task."""
     try:
@@ -201,9 +196,6 @@ def _check_fields(name: str, prompt: Prompt, ours: Prompt) -> None:
             )
     for field in sorted(offered.difference(prompt.fields, OPTIONAL_FIELDS)):
         raise ValueError(f'[{name}]: lacks {{{field}}}; write it where that text belongs')
-
-
-# ---- texts -----------------------------------------------------------------------------------------
 
 
 def document_text(document: Json) -> str:

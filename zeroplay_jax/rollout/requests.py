@@ -34,7 +34,7 @@ class Request:
       samples: number of rollouts.
       temperature: 0 is greedy decoding.
       version: version of the weights that plays all samples; NEWEST: the newest when the request is made.
-      run: the episodes that made the request, as given to `Scheduler.start`; None for others.
+      owner: the episodes that made the request, as given to `Scheduler.start`; None for others.
       before: the rollout so far that every sample goes on from (rollout/continuing.py); None: there is none. Limits
         count what is sampled from here on.
     """
@@ -46,7 +46,7 @@ class Request:
     samples: int = 1
     temperature: float = 1.0
     version: int = NEWEST
-    run: object = None
+    owner: object = None
     before: Trajectory | None = None
 
     def capacity(self, context: int) -> int:

@@ -35,8 +35,6 @@ from zeroplay_jax.rollout.slot_state import (
 )
 from zeroplay_jax.settings.rollouts import SamplerConfig
 
-# ---- slot programs ---------------------------------------------------------------------------------
-#
 # The device programs of rollouts: slots with their own position, limit and random stream.
 #
 #   put     host tokens → the end of a row (a prompt, or an observation after a rewind)
@@ -58,8 +56,6 @@ from zeroplay_jax.settings.rollouts import SamplerConfig
 MOST_ENDS = 8
 # Pages of every slot; None where page s belongs to slot s.
 PageTable: TypeAlias = Int[Array, 'slots pages_per_slot'] | None
-
-__all__ = ['DECODE', 'FILL', 'REST', 'DecodeChunk', 'SamplerConfig', 'SlotState', 'programs']
 
 
 def _write_rows(field: Array, slots: Int[Array, ' rows'], values: Array | int) -> Array:
@@ -161,11 +157,11 @@ def _extend(
     )
 
 
-def _is_live(state: SlotState, rows: Bool[Array, ' slots'] | None) -> Bool[Array, ' slots']:
-    """Returns which rows can decode another token; only some of `rows`, if it is given."""
+def _is_live(state: SlotState, playing: Bool[Array, ' slots'] | None) -> Bool[Array, ' slots']:
+    """Returns which rows can decode another token; only those `playing`, if it is given."""
     is_decoding = state.status == DECODE
     is_live = is_decoding & (state.length < state.limit)
-    return is_live if rows is None else is_live & rows
+    return is_live if playing is None else is_live & playing
 
 
 def _decode(
@@ -175,7 +171,7 @@ def _decode(
     state: SlotState,
     table: None = None,  # not used: page s belongs to slot s
     age: None = None,  # not used: all rows decode at the same time
-    rows: Bool[Array, ' slots'] | None = None,
+    playing: Bool[Array, ' slots'] | None = None,
     adapter: Int[Array, ' slots'] | None = None,
     ends: Int[Array, 'slots ends'] | None = None,
 ) -> tuple[SlotState, DecodeChunk]:
@@ -186,7 +182,7 @@ def _decode(
       params: weights.
       state: the slots.
       table, age: None.
-      rows: slots that these weights play; None: all. The others are left as they are.
+      playing: slots that these weights play; None: all. The others are left as they are.
       adapter: adapter of every slot (policy/adapters.py); None: the only one, if the weights have adapters.
       ends: further tokens that end a turn of every slot, as of `Sampler`; None: those of the config only.
     """
@@ -195,7 +191,7 @@ def _decode(
     out_of_range = config.positions
     reads_used = config.attention == 'used'
     first_chunk = empty_chunk(config)
-    live_at_start = _is_live(state, rows)
+    live_at_start = _is_live(state, playing)
     first_position = jnp.maximum(state.length - 1, 0)
     cache = state.cache
     # The chunk's keys and values go to a small buffer, written to the cache once at the end: a
@@ -207,11 +203,11 @@ def _decode(
 
     def has_work(carry):
         step, state, *_ = carry
-        return (step < config.burst) & jnp.any(_is_live(state, rows))
+        return (step < config.burst) & jnp.any(_is_live(state, playing))
 
     def decode_step(carry):
         step, state, chunk, buffer = carry
-        live = _is_live(state, rows)
+        live = _is_live(state, playing)
         # Rows that ended read positions beyond their end; their results are masked below.
         position = first_position + step
         last_token = state.tokens[slots, position]
@@ -399,9 +395,6 @@ def programs(model: ModelConfig, config: SamplerConfig, mesh: Mesh) -> dict:
         record = sharding.per_data_shard(_record, mesh)
         compiled['record'] = jax.jit(record, out_shardings=chunk_layout)
     return compiled
-
-
-# ---- sampler ---------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -610,19 +603,19 @@ class Sampler:
     def decode(
         self,
         params: Params,
-        rows: Bool[np.ndarray, ' slots'] | None = None,
+        playing: Bool[np.ndarray, ' slots'] | None = None,
         adapter: Int[np.ndarray, ' slots'] | None = None,
     ) -> DecodeChunk:
         """Decodes one chunk; returns device arrays without waiting for them.
 
         Args:
           params: weights.
-          rows: slots that these weights play; None: all. The others are left as they are.
+          playing: slots that these weights play; None: all. The others are left as they are.
           adapter: adapter of every slot (policy/adapters.py); None: the only one, if the weights have adapters.
         """
         age = self.age.copy() if self.config.is_paged else None
         self.state, chunk = self.programs['decode'](
-            params, self.state, self._page_table(), age, rows, adapter, self.ends.copy()
+            params, self.state, self._page_table(), age, playing, adapter, self.ends.copy()
         )
         return chunk
 

@@ -1,7 +1,7 @@
 """Runs thousands of episode coroutines over a fixed number of slots.
 
-Episodes that run together are a run, such as those of a training step. `wait` runs rounds until a run has ended;
-episodes of other runs stay in progress, and continue with the next `wait`, in the same event loop.
+Episodes that end together have an owner, such as `Episodes` of a training step. `wait` runs rounds until those of an
+owner have ended; those of others stay in progress, and continue with the next `wait`, in the same event loop.
 
 One round: put all finished tool results and new requests into their slots, prefill, clone prompts for further samples,
 start a decode chunk, read it, and hand its tool calls to the workers. Tools run while the next chunks decode; keys and
@@ -198,44 +198,44 @@ class Scheduler:
     ) -> list[Any]:
         """Runs coroutines to their end and returns their results in order.
 
-        The first exception of an episode ends the run and is raised; the other episodes are cancelled. At the end
+        The first exception of an episode is raised; the other episodes are cancelled. At the end
         all slots are free, whatever happened. `on_episode_end` is called in the event loop after each episode.
         """
-        run = object()
-        self.start(run, episodes)
-        return self.wait(run, on_episode_end)
+        owner = object()
+        self.start(owner, episodes)
+        return self.wait(owner, on_episode_end)
 
-    def start(self, run: object, episodes: Sequence[Coroutine]) -> None:
-        """Adds episodes to a run; they proceed during the next `wait`, whichever run it waits for."""
+    def start(self, owner: object, episodes: Sequence[Coroutine]) -> None:
+        """Adds episodes of an owner; they proceed during the next `wait`, whomever it waits for."""
         if self._runner is None:
             # A loop that no thread knows: this thread may run another one.
             self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         loop = self._runner.get_loop()
         tasks = [loop.create_task(episode) for episode in episodes]
-        self._episodes.setdefault(run, []).extend(tasks)
+        self._episodes.setdefault(owner, []).extend(tasks)
 
     def wait(
         self,
-        run: object,
+        owner: object,
         on_episode_end: Callable[[], None] = _nothing,
         also: Callable[[], bool] = _is_ended,
     ) -> list[Any]:
-        """Runs rounds until all episodes of a run have ended; returns their results in the order of `start`.
+        """Runs rounds until all episodes of an owner have ended; returns their results in the order of `start`.
 
-        Episodes of other runs stay in progress. The first exception of an episode of any run is raised, and all
+        Those of others stay in progress. The first exception of any episode is raised, and all
         episodes are cancelled (`cancel`), as after an interrupt.
 
         Args:
-          run: given to `start`.
-          on_episode_end: called in the event loop after each episode of the run.
-          also: a further condition, which must hold too; asked between rounds once the run has ended.
+          owner: given to `start`.
+          on_episode_end: called in the event loop after each of these episodes.
+          also: a further condition, which must hold too; asked between rounds once they have ended.
 
         Raises:
           Preempted: the process was asked to end (`signals.watched`).
         """
         runner = self._runner
         assert runner is not None
-        tasks = self._episodes[run]
+        tasks = self._episodes[owner]
         # `_run` returns nothing: the runner calls signal.getsignal, which formats a task's result, and the results hold
         # all trajectories of a step.
         try:
@@ -244,19 +244,19 @@ class Scheduler:
         except BaseException:
             self.cancel()
             raise
-        del self._episodes[run]
+        del self._episodes[owner]
         # Requests may be left of an episode that ended before them.
         for pool in self._distinct_pools():
-            pool.abandon(run)
+            pool.abandon(owner)
         for rollout in self._callers:
-            if rollout.request.run is run:
+            if rollout.request.owner is owner:
                 rollout.future.cancel()
         if not self._episodes:
             self.cancel()
         return [task.result() for task in tasks]
 
     def cancel(self) -> None:
-        """Cancels all episodes, and frees all slots, so that they can serve the next run."""
+        """Cancels all episodes, and frees all slots, so that they can serve the next ones."""
         for task in self._tasks():
             # Only the first error is raised; asyncio would print those of the other episodes as tracebacks.
             if task.done() and not task.cancelled():
@@ -271,13 +271,13 @@ class Scheduler:
             for pool in self._distinct_pools():
                 pool.abandon()
         finally:
-            # Also after an error: no episode may continue in a later run.
+            # Also after an error: no episode may continue in a later `wait`.
             if runner is not None:
                 # Cancels all tasks of the event loop.
                 _outside_loops(runner.close)
 
     def _tasks(self) -> list[asyncio.Task]:
-        """Returns the episodes of all runs."""
+        """Returns the episodes of all owners."""
         return list(itertools.chain.from_iterable(self._episodes.values()))
 
     async def _run(
@@ -308,7 +308,7 @@ class Scheduler:
             reported = ended
             has_ended = reported == len(tasks)
             if not self._round():
-                # A run that has ended waits for other processes, any other one for tools or judges.
+                # Episodes that have ended wait for other processes, all others for tools or judges.
                 started = time.perf_counter()
                 await self._wait_for_work(is_ended, polls=has_ended)
                 name = 'peer_wait_seconds' if has_ended else 'tool_wait_seconds'

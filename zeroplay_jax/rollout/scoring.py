@@ -38,7 +38,7 @@ class ScoreRequest:
       context: int32 ids, at least one.
       texts: int32 ids of every text, which fits into a slot with the context.
       identity: smaller ones are served first.
-      run: as of `Request`.
+      owner: as of `Request`.
       logp: what is computed so far, of one text after the other.
       future: its result, float32 [T] for every text.
     """
@@ -48,7 +48,7 @@ class ScoreRequest:
     context: Int[np.ndarray, ' tokens']
     texts: Sequence[Int[np.ndarray, ' tokens']]
     identity: tuple[int, ...]
-    run: object
+    owner: object
     logp: list[float] = dataclasses.field(default_factory=list)
     future: asyncio.Future = dataclasses.field(default_factory=asyncio.Future)
 
@@ -217,11 +217,11 @@ class Scorer:
             sampler = self._sampler
             passes += self._queue.pop(0).passes(sampler.config.chunk, sampler.has_states)
 
-    def abandon(self, run: object = None) -> None:
+    def abandon(self, owner: object = None) -> None:
         """Drops the texts of these episodes, or with None all."""
 
         def is_kept(request: ScoreRequest) -> bool:
-            if run is not None and request.run is not run:
+            if owner is not None and request.owner is not owner:
                 return True
             request.future.cancel()
             return False

@@ -17,10 +17,6 @@ from jaxtyping import Array, Float, Int, UInt32
 from zeroplay_jax.policy import experts, paged_attention, transformer
 from zeroplay_jax.settings.rollouts import SamplerConfig
 
-# ---- sampling --------------------------------------------------------------------------------------
-#
-# How the next token of every row is drawn.
-
 
 def sample(
     logits: Float[Array, 'rows vocab'],
@@ -64,9 +60,6 @@ def sample(
     token_logit = jnp.take_along_axis(scaled_logits, token[:, None], 1)[:, 0]
     logp = token_logit - jax.nn.logsumexp(scaled_logits, -1)
     return token, logp
-
-
-# ---- slot state ------------------------------------------------------------------------------------
 
 
 # Status of a slot. FILL: some tokens lack keys and values. DECODE: ready to sample. REST: waiting for
@@ -115,14 +108,14 @@ class DecodeChunk:
         `count`.
       count: int32, sampled tokens of the row.
       cached: int32, positions whose keys and values are valid; None over pages as long as a slot.
-      turn: `Placement.turn` when the call started, which the host adds; None on the device.
+      generation: `Placement.generation` when the call started, which the host adds; None on the device.
     """
 
     tokens: Int[Array, 'slots burst']
     logp: Float[Array, 'slots burst']
     count: Int[Array, ' slots']
     cached: Int[Array, ' slots'] | None = None
-    turn: Int[Array, ' slots'] | None = None
+    generation: Int[Array, ' slots'] | None = None
 
 
 def empty_state(

@@ -19,9 +19,9 @@ from jaxtyping import Float, Int
 
 from zeroplay_jax.rollout.placement import Placement
 from zeroplay_jax.rollout.requests import Prefix, Request, Rollout
-from zeroplay_jax.rollout.sampler import MOST_ENDS, CloneRow, DecodeChunk, PutRow, Sampler
+from zeroplay_jax.rollout.sampler import MOST_ENDS, CloneRow, PutRow, Sampler
 from zeroplay_jax.rollout.scoring import Scorer
-from zeroplay_jax.rollout.slot_state import NO_TOKEN
+from zeroplay_jax.rollout.slot_state import NO_TOKEN, DecodeChunk
 from zeroplay_jax.rollout.tokens import end_ids
 from zeroplay_jax.rollout.weights import WeightStore
 from zeroplay_jax.types import ENV, POLICY, ToolCall, Trajectory, identity_key
@@ -94,8 +94,6 @@ class SlotPool:
     def has_only_requests(self) -> bool:
         """Whether requests or texts wait although no rollout is in a slot."""
         return (bool(self.queue) or self.scorer.is_waiting) and not self.active
-
-    # ---- admission and prefill -----------------------------------------------------------------
 
     def admit(self) -> None:
         """Begins turns and fills free slots: next turns first, then siblings of prefilled prompts, then requests.
@@ -205,8 +203,8 @@ class SlotPool:
         rows_per_shard = math.ceil(self.sampler.config.fill_rows / self.sampler.shards)
         # All rows are prefilled before any row decodes: a decode chunk takes as long for one row as for
         # all of them, so rows that still wait for their prefill would miss it.
-        for params, rows, adapter in weights.calls(self.rollouts):
-            while slots := self.placement.take_chunks(rows_per_shard, rows):
+        for params, playing, adapter in weights.calls(self.rollouts):
+            while slots := self.placement.take_chunks(rows_per_shard, playing):
                 self.sampler.extend(params, slots, adapter)
         for prefix in self.placement.open_prefixes:
             prefix.is_cached = prefix.pages is not None
@@ -221,12 +219,10 @@ class SlotPool:
         # The host does not know yet how many tokens the chunk before has sampled.
         self.placement.grow_for_bursts(2 if has_unread else 1)
         chunks = []
-        for params, rows, adapter in weights.calls(self.rollouts):
-            chunk = self.sampler.decode(params, rows, adapter)
-            chunks.append(dataclasses.replace(chunk, turn=self.placement.turn.copy()))
+        for params, playing, adapter in weights.calls(self.rollouts):
+            chunk = self.sampler.decode(params, playing, adapter)
+            chunks.append(dataclasses.replace(chunk, generation=self.placement.generation.copy()))
         return chunks
-
-    # ---- turns -----------------------------------------------------------------------------------
 
     def add_observations(
         self, replies: Sequence[tuple[Rollout, Int[np.ndarray, ' tokens']]]
@@ -294,7 +290,7 @@ class SlotPool:
         # The host may start a chunk before it has read the one before, in which some turns end. The device does not
         # know all of them, because the host searches stop strings of several tokens: it decodes such a row further,
         # and the slot may have another rollout by now.
-        is_current = chunk.turn == self.placement.turn
+        is_current = chunk.generation == self.placement.generation
         count = np.where(is_current, chunk.count, 0)
         self.placement.stats['generated_tokens'] += int(count.sum())
         if chunk.cached is not None:
@@ -390,8 +386,6 @@ class SlotPool:
             return 'response_tokens'
         return 'turn_tokens'
 
-    # ---- experts -------------------------------------------------------------------------------
-
     def _experts_of(self, rollout: Rollout) -> np.ndarray | None:
         """Returns the record of a rollout's tokens (policy/experts.py), which `_read_experts` fills; None: dense.
 
@@ -434,17 +428,17 @@ class SlotPool:
         if not rollout.future.done():
             rollout.future.set_result(trajectory)
 
-    def abandon(self, run: object = None) -> None:
-        """Drops all rollouts and requests of these episodes, or with None all; called when they have ended."""
+    def abandon(self, owner: object = None) -> None:
+        """Drops all rollouts and requests of an owner, or with None all; called when they have ended."""
 
         def is_dropped(request: Request) -> bool:
-            return run is None or request.run is run
+            return owner is None or request.owner is owner
 
-        if run is None:
+        if owner is None:
             # After an error of the device they could not be read, and nobody will.
             self._unread.clear()
         self._read_experts()
-        self.scorer.abandon(run)
+        self.scorer.abandon(owner)
         dropped = [rollout for rollout in self.unfinished() if is_dropped(rollout.request)]
         for rollout in dropped:
             # An episode that waits for it ends.
@@ -459,6 +453,6 @@ class SlotPool:
         for rollout in in_slots:
             self.placement.close(rollout)
         self.placement.close_served()
-        # Rows that are left after an error would decode in the next run.
+        # Rows that are left after an error would decode with the next ones.
         if in_slots:
             self.sampler.rewind([rollout.slot for rollout in in_slots], [1] * len(in_slots))

@@ -62,18 +62,18 @@ class _Tokens:
     last: Int[Array, ' slots']
 
 
-def _has_tokens(state: SlotState, rows: Bool[Array, ' slots'] | None) -> Bool[Array, ' slots']:
-    """Returns which slots have tokens for a step; only some of `rows`, if it is given."""
+def _has_tokens(state: SlotState, playing: Bool[Array, ' slots'] | None) -> Bool[Array, ' slots']:
+    """Returns which slots have tokens for a step; only those `playing`, if it is given."""
     is_active = state.status != REST
     has_tokens = is_active & (state.length < state.limit)
-    return has_tokens if rows is None else has_tokens & rows
+    return has_tokens if playing is None else has_tokens & playing
 
 
 def tokens_of_budget(
     config: SamplerConfig,
     state: SlotState,
     age: Int[Array, ' slots'] | None,
-    rows: Bool[Array, ' slots'] | None = None,
+    playing: Bool[Array, ' slots'] | None = None,
 ) -> _Fed:
     """Returns the step that feeds up to `token_budget` tokens: decoding rows first, then rows to prefill.
 
@@ -83,10 +83,10 @@ def tokens_of_budget(
       config: shape of the slots.
       state: the slots.
       age: ascending numbers in the order in which turns began; None: the order of the slots.
-      rows: slots that may be fed; None: all.
+      playing: slots that may be fed; None: all.
     """
     budget = config.token_budget
-    live = _has_tokens(state, rows)
+    live = _has_tokens(state, playing)
     pending = jnp.where(live, state.length - state.cached, 0)
     is_decoding = pending == 1
     prefill_pending = jnp.where(is_decoding, 0, pending)
@@ -219,7 +219,7 @@ def decode(
     state: SlotState,
     table: Int[Array, 'slots pages_per_slot'],
     age: Int[Array, ' slots'] | None = None,
-    rows: Bool[Array, ' slots'] | None = None,
+    playing: Bool[Array, ' slots'] | None = None,
     adapter: Int[Array, ' slots'] | None = None,
     ends: Int[Array, 'slots ends'] | None = None,
 ) -> tuple[SlotState, DecodeChunk]:
@@ -231,7 +231,7 @@ def decode(
       state: the slots.
       table: pages of every slot, those of the new tokens included.
       age: as of `tokens_of_budget`.
-      rows: slots that these weights play; None: all. The others are left as they are.
+      playing: slots that these weights play; None: all. The others are left as they are.
       adapter: adapter of every slot (policy/adapters.py); None: the only one, if the weights have adapters.
       ends: further tokens that end a turn of every slot, as of `Sampler`; None: those of the config only.
     """
@@ -239,7 +239,7 @@ def decode(
     # Steps of fewer tokens that cannot prefill, and the whole step.
     buckets = [functools.partial(compute, tokens, False) for tokens in config.decode_buckets]
     whole_step = functools.partial(compute, config.token_budget, True)
-    return run_steps(config, (*buckets, whole_step), state, table, age, rows, ends)
+    return run_steps(config, (*buckets, whole_step), state, table, age, playing, ends)
 
 
 def run_steps(
@@ -248,7 +248,7 @@ def run_steps(
     state: SlotState,
     table: Int[Array, 'slots pages_per_slot'],
     age: Int[Array, ' slots'] | None = None,
-    rows: Bool[Array, ' slots'] | None = None,
+    playing: Bool[Array, ' slots'] | None = None,
     ends: Int[Array, 'slots ends'] | None = None,
 ) -> tuple[SlotState, DecodeChunk]:
     """Runs the steps of `decode`.
@@ -257,7 +257,7 @@ def run_steps(
       config: static shape.
       branches: `next_tokens` of every size of a step, as functions of state and `_Fed`: those of
         `config.decode_buckets`, then the whole step.
-      state, table, age, rows, ends: as of `decode`.
+      state, table, age, playing, ends: as of `decode`.
     """
     slots = jnp.arange(config.slots, dtype=jnp.int32)
     ends = slot_state.end_tokens(config, ends)
@@ -265,11 +265,11 @@ def run_steps(
 
     def has_work(carry):
         number, state, _ = carry
-        return (number < config.burst) & jnp.any(_has_tokens(state, rows))
+        return (number < config.burst) & jnp.any(_has_tokens(state, playing))
 
     def run_step(carry):
         number, state, chunk = carry
-        fed = tokens_of_budget(config, state, age, rows)
+        fed = tokens_of_budget(config, state, age, playing)
         # The first bucket that is large enough; with chunks the whole step.
         is_too_small = (sizes < jnp.sum(fed.single)) | jnp.any(fed.chunk > 0)
         branch = jnp.sum(is_too_small, dtype=jnp.int32)

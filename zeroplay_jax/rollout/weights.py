@@ -53,8 +53,6 @@ class WeightStore:
         # (name, version) → requests in progress.
         self._requests: collections.Counter[tuple[str, int]] = collections.Counter()
 
-    # ---- versions --------------------------------------------------------------------------------
-
     def publish(
         self, name: str, params: Params, version: int | None = None, view: Params | None = None
     ) -> int:
@@ -114,8 +112,6 @@ class WeightStore:
     def _set(self, name: str, version: int, params: Params) -> None:
         self.params[name, version] = params
 
-    # ---- device calls ----------------------------------------------------------------------------
-
     def of(self, name: str, version: int) -> tuple[Params, int | None]:
         """Returns the weights of a version for a device call, and the number of its adapter (None without adapters)."""
         return self.params[name, version], None
@@ -132,15 +128,13 @@ class WeightStore:
                 key = (rollout.request.weights, rollout.request.version)
                 slots_of.setdefault(key, []).append(slot)
         for key, slots in sorted(slots_of.items()):
-            rows = None
-            # A single version gets its rows, too, where there may be others: the clock must not decide which of two
+            playing = None
+            # A single version gets its slots, too, where there may be others: the clock must not decide which of two
             # programs computes a token.
             if self._capacity.get(key[0], 1) > 1:
-                rows = np.zeros(len(rollouts), bool)
-                rows[slots] = True
-            yield self.params[key], rows, None
-
-    # ---- memory ----------------------------------------------------------------------------------
+                playing = np.zeros(len(rollouts), bool)
+                playing[slots] = True
+            yield self.params[key], playing, None
 
     def leave_devices(self, updated: Collection[str]) -> None:
         """Frees device memory during an update; the weights of `updated` are lost, because new ones will come."""

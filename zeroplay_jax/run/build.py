@@ -16,13 +16,13 @@ from zeroplay_jax.configuration.places import read_policy
 from zeroplay_jax.configuration.rules import check_replicas, check_shards
 from zeroplay_jax.extras import load_extra
 from zeroplay_jax.learner.learner import Learner
-from zeroplay_jax.learner.weights_view import FrozenBase, publisher
+from zeroplay_jax.learner.weights_view import FrozenBase, published
 from zeroplay_jax.policy import adapter_config, adapters, hf, sharding
 from zeroplay_jax.policy.stored_tensors import checked_headers
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.retrieval.jax_options import all_devices
 from zeroplay_jax.rollout.prompts import Prompt, select
-from zeroplay_jax.rollout.sampler import Sampler, SamplerConfig
+from zeroplay_jax.rollout.sampler import Sampler
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.rollout.tokens import Codec, open_codec
@@ -35,7 +35,6 @@ from zeroplay_jax.selfplay.judge import (
     GRADE_PROMPT,
     Judge,
     RuleJudge,
-    TextJudge,
     policy_writer,
 )
 from zeroplay_jax.selfplay.library import Library
@@ -60,6 +59,7 @@ from zeroplay_jax.settings.kinds import (
     refuse,
     warn,
 )
+from zeroplay_jax.settings.rollouts import SamplerConfig
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.tools.base import Tool
 from zeroplay_jax.tools.registry import build_tools
@@ -128,12 +128,12 @@ class RunContext(PolicyFolder):
     def publish_weights(self, pools: Iterable[str], params: Params | None = None) -> None:
         """Copies weights into the slot pools of these names as version 0; `params`: None for the loaded ones."""
         if params is None and self.base is not None:
-            published = self.base.sampler_params
+            of_sampler = self.base.sampler_params
         else:
             params = self.params if params is None else params
-            published = publisher(self.model, self.mesh, params)(params)
+            of_sampler = published(self.model, self.mesh, params)
         for name in pools:
-            self.rollouts.scheduler.weights.publish(name, published, 0)
+            self.rollouts.scheduler.weights.publish(name, of_sampler, 0)
 
 
 def open_policy(config: Config, date: str = '') -> PolicyFolder:
@@ -463,7 +463,7 @@ def _judge(config: Config, library: Library, templates, for_training: bool = Fal
 
         writer = endpoint_writer(settings, templates)
     drops_failed = for_training and config.rollout.failed != 'keep'
-    judge = TextJudge(writer, (fewest, most), settings.max_failure_rate, drops_failed)
+    judge = Judge(writer, (fewest, most), settings.max_failure_rate, drops_failed)
     if settings.kind == 'policy':
         judge.remedy = 'take a policy that writes verdicts, or raise config.judge.tokens'
     return judge

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from zeroplay_jax.objectives import rewards
+from zeroplay_jax.objectives.answers import extract_last
 from zeroplay_jax.rollout.prompts import Prompt
 from zeroplay_jax.types import Json, Question, Trajectory, UserError
 
@@ -33,7 +34,7 @@ def final_answer(trajectory: Trajectory, tag: str = 'answer') -> str | None:
     """Returns the text in these tags with which a rollout ended; None if it ended otherwise (`Trajectory.finish`)."""
     if trajectory.finish != 'answer':
         return None
-    return rewards.extract_last(trajectory.turns[-1].text, tag)
+    return extract_last(trajectory.turns[-1].text, tag)
 
 
 def prompt_fields(context: RolloutContext, role: str, question: Question) -> dict[str, Any]:

@@ -20,13 +20,13 @@ import numpy as np
 
 from zeroplay_jax.objectives import rewards
 from zeroplay_jax.objectives.advantages import LARGEST_REWARD
-from zeroplay_jax.selfplay.context import RolloutContext, StepRun
+from zeroplay_jax.selfplay.context import Episodes, RolloutContext
+from zeroplay_jax.selfplay.groups import GroupFilter
 from zeroplay_jax.selfplay.judge import judgements_of_episode
 from zeroplay_jax.selfplay.metrics import invalid_reason
 from zeroplay_jax.selfplay.recipe import Recipe, state_of, with_state
 from zeroplay_jax.selfplay.records import NO_ROLLOUT
 from zeroplay_jax.selfplay.schedule import BatchCursor, Step, TaskPool
-from zeroplay_jax.selfplay.update import GroupFilter
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.types import (
     Json,
@@ -62,7 +62,7 @@ class Collector:
       drawn_external: the external ones among them.
       external_items: tasks of all collected steps with a question or answer that was supplied from outside the run.
       ahead: context of the step whose first round is drawn already; None where there is none. Its episodes are in
-        progress, or have to begin (again) where `StepRun.step` is None: after a restore, a `cancel` or an error.
+        progress, or have to begin (again) where `Episodes.step` is None: after a restore, a `cancel` or an error.
     """
 
     config: Config
@@ -85,12 +85,12 @@ class Collector:
 
     def has_begun(self, step: Step) -> bool:
         """Returns whether episodes of a step are in progress already."""
-        return self.ahead is not None and self.ahead.run.step == step
+        return self.ahead is not None and self.ahead.episodes.step == step
 
     @property
     def versions_ahead(self) -> Mapping[str, int]:
         """Name of weights → version that plays the step that is drawn already; empty without such a step."""
-        return {} if self.ahead is None else self.ahead.run.versions
+        return {} if self.ahead is None else self.ahead.episodes.versions
 
     def collect(
         self,
@@ -101,7 +101,8 @@ class Collector:
     ) -> RolloutContext:
         """Runs the episodes of a step in rounds until the recipe returns no more tasks; returns their context.
 
-        Its `run` has tasks and outcomes. Sets `row.drop` of rows that cannot be trained on. All processes must call it.
+        Its `episodes` have tasks and outcomes. Sets `row.drop` of rows that cannot be trained on. All processes call
+        it.
 
         Args:
           step: the step.
@@ -114,10 +115,10 @@ class Collector:
         was_drawn = context is not None
         if context is None:
             context = self._draw(step, self._missing_groups(step, []))
-        elif context.run.number != step.number:
-            number = context.run.number
+        elif context.episodes.number != step.number:
+            number = context.episodes.number
             raise RuntimeError(f'step {number} is in progress; run it before step {step.number}')
-        elif context.run.step is None:
+        elif context.episodes.step is None:
             self._start(context, step)
         self.ahead = None
         try:
@@ -132,17 +133,17 @@ class Collector:
             # weights.
             self.context.scheduler.cancel()
             if self.ahead is not None:
-                self.weights.release(self.ahead.run.versions)
+                self.weights.release(self.ahead.episodes.versions)
             self.ahead = None
             if was_drawn:
                 self.ahead = self._again(context)
             else:
-                self.weights.release(context.run.versions)
+                self.weights.release(context.episodes.versions)
             self.drawn, self.drawn_external = drawn_before
             self.filter.carry_over_again(discarded_rows)
             raise
-        self.weights.release(context.run.versions)
-        self.external_items += sum(task.external for task in context.run.tasks)
+        self.weights.release(context.episodes.versions)
+        self.external_items += sum(task.external for task in context.episodes.tasks)
         return context
 
     def cancel(self) -> None:
@@ -153,7 +154,7 @@ class Collector:
 
     def _again(self, context: RolloutContext) -> RolloutContext:
         """Returns the context of a step with the same draw, whose episodes have not begun."""
-        return self.context.bound(StepRun.of_state(context.run.state()))
+        return self.context.bound(Episodes.of_state(context.episodes.state()))
 
     def _may_begin(self, step: Step, next_step: Step) -> bool:
         """Returns whether the episodes of the next step may begin together with those of `step`."""
@@ -165,7 +166,7 @@ class Collector:
 
     def _draw(self, step: Step, missing: int) -> RolloutContext:
         """Draws the first round of a step, which the newest weights play, and starts its episodes."""
-        run = StepRun(
+        episodes = Episodes(
             versions=dict(self.weights.newest),
             number=step.number,
             cursor=BatchCursor(self.drawn, missing=missing, external=self.drawn_external),
@@ -173,24 +174,24 @@ class Collector:
             pool_drops=dict(self.pool.drops),
             recipe_state=state_of(self.recipe),
         )
-        context = self.context.bound(run)
+        context = self.context.bound(episodes)
         self._start(context, step)
-        self._advance(run.tasks)
-        self.weights.pin(run.versions)
+        self._advance(episodes.tasks)
+        self.weights.pin(episodes.versions)
         return context
 
     def _start(self, context: RolloutContext, step: Step) -> None:
         """Starts the episodes of the first round of a step."""
-        run = context.run
+        episodes = context.episodes
         # After a restore the pool may have more questions than when the round was drawn.
-        pool = self.pool.earlier(run.pool_size, run.pool_drops)
-        run.player = with_state(self.recipe, run.recipe_state)
-        run.tasks = run.player.tasks(step, pool, run.cursor)
+        pool = self.pool.earlier(episodes.pool_size, episodes.pool_drops)
+        episodes.player = with_state(self.recipe, episodes.recipe_state)
+        episodes.tasks = episodes.player.tasks(step, pool, episodes.cursor)
         # Last, so that a step whose tasks cannot be drawn has not begun.
-        run.step = step
+        episodes.step = step
         # Nothing waits for a step without episodes.
-        if run.tasks:
-            self._start_episodes(context, step, run.tasks)
+        if episodes.tasks:
+            self._start_episodes(context, step, episodes.tasks)
 
     def _start_episodes(self, context: RolloutContext, step: Step, tasks: Sequence[Task]) -> None:
         episodes = {}
@@ -205,10 +206,10 @@ class Collector:
 
     def _end(self, context: RolloutContext, on_episode_end: Callable[[], None]) -> None:
         """Waits for the episodes of a step and runs its further rounds."""
-        run = context.run
-        step = run.step
+        episodes = context.episodes
+        step = episodes.step
         assert step is not None
-        tasks = run.tasks
+        tasks = episodes.tasks
         round_number = 0
         # The recipe chooses tasks between rounds and not while episodes of the step run: what the cursor says about
         # outcomes never depends on the order in which rollouts finish.
@@ -221,22 +222,22 @@ class Collector:
                     # Dropped before `_missing_groups` counts: unusable rows must not fill the batch.
                     rollout = self.config.rollout
                     row.drop = row.drop or invalid_reason(row, rollout.truncated, rollout.failed)
-            run.outcomes += outcomes
+            episodes.outcomes += outcomes
             round_number += 1
             cursor = BatchCursor(
                 phase=self.drawn,
-                step=len(run.tasks),
+                step=len(episodes.tasks),
                 round=round_number,
-                missing=self._missing_groups(step, run.rows),
+                missing=self._missing_groups(step, episodes.rows),
                 external=self.drawn_external,
             )
-            tasks = run.player.tasks(step, self.pool, cursor)
+            tasks = episodes.player.tasks(step, self.pool, cursor)
             if tasks:
-                run.tasks = run.tasks + tasks
+                episodes.tasks = episodes.tasks + tasks
                 self._advance(tasks)
                 self._start_episodes(context, step, tasks)
 
-    def _check_row(self, run: StepRun, step: Step, row: Row) -> None:
+    def _check_row(self, episodes: Episodes, step: Step, row: Row) -> None:
         """Raises UserError for a row that would be trained wrong without a word, a bug in its recipe."""
         trajectory = row.trajectory
         problem = ''
@@ -262,7 +263,7 @@ class Collector:
                     f'has the turn_rewards {row.turn_rewards} for {len(trajectory.turns)} turns; give one number of at '
                     f'most {LARGEST_REWARD} per turn, NaN where there is none'
                 )
-        if trajectory.identity in run.continued and row.drop is None:
+        if trajectory.identity in episodes.continued and row.drop is None:
             problem = (
                 'is a row and goes on in another one, so that its tokens would be trained twice; return the row of the '
                 'continuation alone, or fork it'
@@ -287,7 +288,7 @@ class Collector:
         """
         judgements_of_episode.set([])
         try:
-            outcome = await context.run.player.episode(context, step, task)
+            outcome = await context.episodes.player.episode(context, step, task)
         except TaskDropped as drop:
             # Which judgements had ended, where others were still asked for, depends on the clock.
             judgements_of_episode.set([])
@@ -301,7 +302,7 @@ class Collector:
             # Counted and logged, or a recipe that reads nothing in its rollouts would lose them without a trace.
             outcome.drop = outcome.drop or NO_ROLLOUT
         for row in outcome.rows:
-            self._check_row(context.run, step, row)
+            self._check_row(context.episodes, step, row)
         return outcome
 
     def _judge_rows(self, context: RolloutContext, task: Task) -> list[Row]:
@@ -313,7 +314,7 @@ class Collector:
             # Several judgements of a task are several groups.
             group = int(identity_key(0, judgement.identity).view(np.int64)[0])
             for number, rollout in enumerate(judgement.rollouts):
-                reward = context.run.player.judge_reward(task, judgement, number)
+                reward = context.episodes.player.judge_reward(task, judgement, number)
                 info = RowInfo(details={'verdict': judgement.verdicts[number]})
                 rows.append(Row(judgement.role, rollout, reward, group, info=info))
         return rows
@@ -325,8 +326,6 @@ class Collector:
         missing = [self.filter.missing_groups(role, rows) for role in roles]
         return max(missing, default=0)
 
-    # ---- checkpoints -------------------------------------------------------------------------------
-
     def state(self) -> Json:
         """Returns the JSON part of a checkpoint: positions, and the step in progress."""
         state = {
@@ -334,7 +333,7 @@ class Collector:
             'drawn': [self.drawn, self.drawn_external],
         }
         if self.ahead is not None:
-            state['ahead'] = self.ahead.run.state()
+            state['ahead'] = self.ahead.episodes.state()
         return state
 
     def restore(self, state: Json) -> None:
@@ -342,9 +341,9 @@ class Collector:
         self.external_items = state['external_items']
         self.drawn, self.drawn_external = state['drawn']
         if self.ahead is not None:
-            self.weights.release(self.ahead.run.versions)
+            self.weights.release(self.ahead.episodes.versions)
         self.ahead = None
         if 'ahead' in state:
-            run = StepRun.of_state(state['ahead'])
-            self.weights.pin(run.versions)
-            self.ahead = self.context.bound(run)
+            episodes = Episodes.of_state(state['ahead'])
+            self.weights.pin(episodes.versions)
+            self.ahead = self.context.bound(episodes)

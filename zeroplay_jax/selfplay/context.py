@@ -61,7 +61,7 @@ class Role:
 
 
 @dataclasses.dataclass(eq=False)
-class StepRun:
+class Episodes:
     """Episodes that run together: those of a training step, or of an evaluation.
 
     Attributes:
@@ -109,27 +109,14 @@ class StepRun:
 
     def state(self) -> Json:
         """Returns what is needed to draw the first round again, played by the same weights."""
-        return {
-            'step': self.number,
-            'cursor': dataclasses.asdict(self.cursor),
-            'pool_size': self.pool_size,
-            'pool_drops': dict(self.pool_drops),
-            'versions': dict(self.versions),
-            'recipe_state': self.recipe_state,
-        }
+        names = ('number', 'pool_size', 'pool_drops', 'versions', 'recipe_state')
+        cursor = dataclasses.asdict(self.cursor)
+        return {name: getattr(self, name) for name in names} | {'cursor': cursor}
 
     @classmethod
-    def of_state(cls, state: Json) -> StepRun:
-        """Returns the run of a `state`, whose episodes have not begun."""
-        cursor = BatchCursor(**state['cursor'])
-        return cls(
-            state['versions'],
-            state['step'],
-            cursor,
-            state['pool_size'],
-            state['pool_drops'],
-            state['recipe_state'],
-        )
+    def of_state(cls, state: Json) -> Episodes:
+        """Returns the episodes of a `state`, which have not begun."""
+        return cls(**{**state, 'cursor': BatchCursor(**state['cursor'])})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +129,7 @@ class RolloutContext:
       prompts: prompts by name.
       judge: the judge of `config.judge`; None if the context needs no verdicts.
       hosts: the processes that share the episodes of a step.
-      run: the episodes that ask for rollouts here.
+      episodes: those that ask for rollouts here.
       replays: largest number of replays of a rollout whose tool failed.
       model: at a server, plays all roles of an evaluation in place of the scheduler's weights; None: there is none.
     """
@@ -152,14 +139,14 @@ class RolloutContext:
     prompts: Mapping[str, Prompt]
     judge: Judge | None = None
     hosts: Hosts = dataclasses.field(default_factory=Hosts)
-    run: StepRun = dataclasses.field(default_factory=StepRun)
+    episodes: Episodes = dataclasses.field(default_factory=Episodes)
     replays: int = 0
     # A `ServedModel`, whose module comes after this one.
     model: Any = None
 
-    def bound(self, run: StepRun | None = None) -> RolloutContext:
+    def bound(self, episodes: Episodes | None = None) -> RolloutContext:
         """Returns the context of other episodes, with a judge that counts their judgements; None: of an evaluation."""
-        context = dataclasses.replace(self, run=run or StepRun())
+        context = dataclasses.replace(self, episodes=episodes or Episodes())
         if self.judge is None:
             return context
         return dataclasses.replace(context, judge=self.judge.bound(context))
@@ -206,7 +193,7 @@ class RolloutContext:
             # Coroutines of other processes are not created, because one that is never awaited causes a warning.
             if self.hosts.owns(identity):
                 coroutines.append(make_episode())
-        self.scheduler.start(self.run, coroutines)
+        self.scheduler.start(self.episodes, coroutines)
 
     def await_episodes(
         self,
@@ -223,15 +210,15 @@ class RolloutContext:
             process waits for the others.
         """
         if self.hosts.count == 1:
-            return self.scheduler.wait(self.run, on_episode_end)
+            return self.scheduler.wait(self.episodes, on_episode_end)
 
         meeting = self.hosts.meeting() if has_others else None
 
         def run_local() -> bytes:
             if meeting is None:
-                return to_bytes(self.scheduler.wait(self.run, on_episode_end))
+                return to_bytes(self.scheduler.wait(self.episodes, on_episode_end))
             try:
-                outcomes = self.scheduler.wait(self.run, on_episode_end, meeting.is_complete)
+                outcomes = self.scheduler.wait(self.episodes, on_episode_end, meeting.is_complete)
                 return to_bytes(outcomes)
             finally:
                 # After an error as well: the other processes must not wait for this one.
@@ -348,14 +335,14 @@ class RolloutContext:
                 f'rollout {before.identity} is of the weights {before.weights!r} and cannot go on as role {role}; give '
                 'a role of these weights, or fork it'
             )
-        if before.identity in self.run.continued:
+        if before.identity in self.episodes.continued:
             raise UserError(
                 f'rollout {before.identity} goes on twice, so that its tokens would be trained twice; fork it instead'
             )
         # What follows is trained together with these turns.
         if temperature is None:
             request = dataclasses.replace(request, temperature=before.turns[-1].temperature)
-        self.run.continued.add(before.identity)
+        self.episodes.continued.add(before.identity)
         (more,) = await self._send(role, request)
         return more
 
@@ -406,22 +393,22 @@ class RolloutContext:
             env=asked_role.env,
             samples=samples,
             temperature=asked_role.temperature if temperature is None else temperature,
-            version=self.run.versions.get(asked_role.weights, NEWEST),
-            run=self.run,
+            version=self.episodes.versions.get(asked_role.weights, NEWEST),
+            owner=self.episodes,
         )
 
     async def _send(self, role: str, request: Request) -> list[Trajectory]:
         """Returns the rollouts of a request, replayed where a tool failed."""
         # Evaluations give the questions of every set the same numbers.
-        if self.run.step is not None:
+        if self.episodes.step is not None:
             name = role, request.identity
-            if name in self.run.requests:
+            if name in self.episodes.requests:
                 raise UserError(
                     f'role {role} is asked twice with the identity {request.identity}, so that both requests would '
                     "sample the same numbers; put a number of its own behind the task's identity for each"
                 )
-            self.run.requests.add(name)
-        self.run.rollouts += request.samples
+            self.episodes.requests.add(name)
+        self.episodes.rollouts += request.samples
         rollouts = await self.scheduler.rollout(request)
         # A failure before the request cannot be played anew.
         if self.replays and not (request.before is not None and request.before.has_tool_failure):
@@ -438,7 +425,7 @@ class RolloutContext:
         for number in range(self.replays):
             if not rollout.has_tool_failure:
                 break
-            self.run.replays += 1
+            self.episodes.replays += 1
             replay_identity = (*request.identity, sample, _REPLAY + number)
             again = dataclasses.replace(request, identity=replay_identity, samples=1)
             (replay,) = await self.scheduler.rollout(again)
@@ -503,12 +490,12 @@ class RolloutContext:
         longest = max(map(len, text_ids), default=0)
         if not 0 < len(context_ids) <= scheduler.pools[weights].context - longest:
             raise TaskDropped('context_full')
-        self.run.scored_texts += len(texts)
-        self.run.scored_tokens += len(context_ids) + sum(map(len, text_ids))
+        self.episodes.scored_texts += len(texts)
+        self.episodes.scored_tokens += len(context_ids) + sum(map(len, text_ids))
         newest = scheduler.weights.newest[weights]
-        version = self.run.versions.get(weights, newest)
+        version = self.episodes.versions.get(weights, newest)
         return await scheduler.log_probs(
-            ScoreRequest(weights, version, context_ids, text_ids, identity, self.run)
+            ScoreRequest(weights, version, context_ids, text_ids, identity, self.episodes)
         )
 
     def _check_has_weights(self) -> None:

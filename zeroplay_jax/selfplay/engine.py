@@ -23,13 +23,14 @@ from zeroplay_jax.runtime.hosts import sums
 from zeroplay_jax.selfplay import health, step_metrics
 from zeroplay_jax.selfplay.collection import Collector, clears_pool
 from zeroplay_jax.selfplay.context import RolloutContext
+from zeroplay_jax.selfplay.groups import GroupFilter
 from zeroplay_jax.selfplay.metrics import Stats, ratios, rollout_stats
 from zeroplay_jax.selfplay.proposal_record import ProposalRecord
 from zeroplay_jax.selfplay.recipe import Recipe, RoleSpec, check_unchanged, state_of
 from zeroplay_jax.selfplay.records import LearningRecord, empty_step_reasons
 from zeroplay_jax.selfplay.schedule import Step, TaskPool
 from zeroplay_jax.selfplay.task_log import filtered_groups_log, task_log
-from zeroplay_jax.selfplay.update import GroupFilter, RoleUpdates
+from zeroplay_jax.selfplay.update import RoleUpdates
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.types import Json, Outcome, Row
 
@@ -130,8 +131,6 @@ class Engine:
         """Ends the episodes of a step that was begun early; a checkpoint repeats them."""
         self.collector.cancel()
 
-    # ---- one step ----------------------------------------------------------------------------------
-
     def run_step(
         self, step: Step, on_episode_end: Callable[[], None], next_step: Step | None = None
     ) -> tuple[dict[str, float], list[Row]]:
@@ -157,8 +156,8 @@ class Engine:
         hosts = self.context.hosts
         hosts.clear_shared(keep=step.number if self.collector.has_begun(step) else None)
         context = self.collector.collect(step, next_step, on_episode_end, discarded)
-        run = context.run
-        tasks, outcomes, rows = run.tasks, run.outcomes, run.rows
+        episodes = context.episodes
+        tasks, outcomes, rows = episodes.tasks, episodes.outcomes, episodes.rows
         # Both checks can stop the run. They precede the update, so that no checkpoint has weights that were trained on
         # failed searches, failed tools or missing verdicts.
         check = functools.partial(self._check_rollouts, context)
@@ -194,7 +193,7 @@ class Engine:
         figures = ratios(stats)
         figures |= failure_metrics
         figures |= step_metrics.throughput(
-            context, scheduler_before, run.rollouts, clock.rollout_seconds
+            context, scheduler_before, episodes.rollouts, clock.rollout_seconds
         )
         clock.end_part('update')
         figures |= clock.metrics()
@@ -204,8 +203,8 @@ class Engine:
 
     def _check_rollouts(self, context: RolloutContext) -> dict[str, float]:
         """Returns what `check_and_reset_failures` does, and raises if the recipe changed its state meanwhile."""
-        run = context.run
-        check_unchanged(run.player, run.recipe_state)
+        episodes = context.episodes
+        check_unchanged(episodes.player, episodes.recipe_state)
         return self.check_and_reset_failures()
 
     def _prepare_step(self, step: Step) -> list[Row]:
@@ -279,8 +278,6 @@ class Engine:
         }
         self.learning.add_training_step(step, has_learnt, reasons)
         return stats
-
-    # ---- checkpoints -------------------------------------------------------------------------------
 
     def device_state(self) -> dict[str, Any]:
         """The arrays of a checkpoint: `Learner.state` by name of the weights, `ValueNetwork.state` by prefix and role.

@@ -6,7 +6,6 @@ caller decides how to treat it.
 
 from __future__ import annotations
 
-import abc
 import collections
 import contextvars
 import copy
@@ -16,8 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Self
 
 from zeroplay_jax.mini import facts
-from zeroplay_jax.objectives import rewards
-from zeroplay_jax.objectives.answers import normalize_answer
+from zeroplay_jax.objectives.answers import exact_match, extract_last, normalize_answer
 from zeroplay_jax.selfplay import verdicts
 from zeroplay_jax.tools.base import FailureLog
 from zeroplay_jax.types import TaskDropped, Trajectory, UserError
@@ -88,11 +86,16 @@ judgements_of_episode: contextvars.ContextVar[list[Judgement]] = contextvars.Con
 )
 
 
-class Judge(abc.ABC):
-    """Judgements that a recipe may request; `identity` names each of them within the run.
+class Judge:
+    """Judgements that a recipe may request, read from replies to prompts; `identity` names each of them within the run.
 
     Every method returns None if the judge gave no verdict that could be parsed. Every judgement is counted in `stats`.
-    In training, unless `rollout.failed` is keep, it raises TaskDropped('judge_failed') after an `Outage`.
+
+    Args:
+      write: returns the reply to a prompt (`policy_writer`, `endpoint_writer`).
+      rubric_count: smallest and largest number of rubrics of a task.
+      max_failure_rate: `config.judge.max_failure_rate`.
+      drops_failed: whether an `Outage` raises TaskDropped('judge_failed'), as in training.
 
     Attributes:
       context: the `RolloutContext` that the judge is bound to; None before. Not annotated, because its module imports
@@ -106,12 +109,21 @@ class Judge(abc.ABC):
 
     remedy = 'repair the judge and run the same command again'
 
-    def __init__(self, max_failure_rate: float = 1.0) -> None:
+    def __init__(
+        self,
+        write: Writer,
+        rubric_count: tuple[int, int],
+        max_failure_rate: float = 1.0,
+        drops_failed: bool = False,
+    ):
         self.context: Any = None
         self.stats: collections.Counter[str] = collections.Counter()
-        self._max_failure_rate = max_failure_rate
         self.last_failure = ''
         self.last_lost = ''
+        self._write = write
+        self._rubric_count = rubric_count
+        self._max_failure_rate = max_failure_rate
+        self._drops_failed = drops_failed
         self._failure_log = FailureLog('judge')
 
     def bound(self, context: Any) -> Self:
@@ -151,64 +163,6 @@ class Judge(abc.ABC):
                 f'read ({stats["unread"]}), more than '
                 f'config.judge.max_failure_rate={self._max_failure_rate}{reason}; {self.remedy}'
             )
-
-    @abc.abstractmethod
-    async def correct(
-        self, identity: Identity, question: str, answers: Sequence[str], given: str
-    ) -> bool | None:
-        """Returns whether the answer `given` means the same as one of the accepted `answers`."""
-
-    @abc.abstractmethod
-    async def answer(self, identity: Identity, question: str, documents: str) -> str | None:
-        """Returns the judge's own answer to a question from the documents (SSP's answerability check)."""
-
-    @abc.abstractmethod
-    async def gate(self, identity: Identity, name: str, task: str, document: str) -> bool | None:
-        """Returns whether a task passes a gate.
-
-        Args:
-          name: 'entities' (searching can find the entities of the task) or 'relevance' (it is about `document`).
-          document: the source document, or that and the passages that the proposer found, one per line
-            (`scope.relevant_to`).
-        """
-
-    @abc.abstractmethod
-    async def rubrics(
-        self, identity: Identity, task: str, document: str, kind: str = ''
-    ) -> list[Rubric] | None:
-        """Returns grading criteria for answers to the task: [{'text', 'priority'}].
-
-        Args:
-          document: as in `gate`.
-          kind: kind of task, as its challenger read it.
-        """
-
-    @abc.abstractmethod
-    async def grade(self, identity: Identity, task: str, answer: str, rubric: str) -> bool | None:
-        """Returns whether the answer meets one rubric."""
-
-
-class TextJudge(Judge):
-    """A judge that gets its verdicts from replies to prompts.
-
-    Args:
-      write: returns the reply to a prompt (`policy_writer`, `endpoint_writer`).
-      rubric_count: smallest and largest number of rubrics of a task.
-      max_failure_rate: `config.judge.max_failure_rate`.
-      drops_failed: whether an `Outage` drops what was to be judged.
-    """
-
-    def __init__(
-        self,
-        write: Writer,
-        rubric_count: tuple[int, int],
-        max_failure_rate: float = 1.0,
-        drops_failed: bool = False,
-    ):
-        super().__init__(max_failure_rate)
-        self._write = write
-        self._rubric_count = rubric_count
-        self._drops_failed = drops_failed
 
     async def _ask(
         self,
@@ -250,7 +204,10 @@ class TextJudge(Judge):
             judgements_of_episode.get().append(reply)
         return verdict
 
-    async def correct(self, identity, question, answers, given):
+    async def correct(
+        self, identity: Identity, question: str, answers: Sequence[str], given: str
+    ) -> bool | None:
+        """Returns whether the answer `given` means the same as one of the accepted `answers`."""
         joined = ' | '.join(answers)
         return await self._ask(
             verdicts.verdict,
@@ -261,19 +218,35 @@ class TextJudge(Judge):
             given=given,
         )
 
-    async def answer(self, identity, question, documents):
-        parse = functools.partial(rewards.extract_last, tag='answer')
+    async def answer(self, identity: Identity, question: str, documents: str) -> str | None:
+        """Returns the judge's own answer to a question from the documents (SSP's answerability check)."""
+        parse = functools.partial(extract_last, tag='answer')
         # Greedy, because acceptance must not depend on a lucky sample.
         return await self._ask(
             parse, identity, 'checker', 0.0, question=question, documents=documents
         )
 
-    async def gate(self, identity, name, task, document):
+    async def gate(self, identity: Identity, name: str, task: str, document: str) -> bool | None:
+        """Returns whether a task passes a gate.
+
+        Args:
+          name: 'entities' (searching can find the entities of the task) or 'relevance' (it is about `document`).
+          document: the source document, or that and the passages that the proposer found, one per line
+            (`scope.relevant_to`).
+        """
         return await self._ask(
             verdicts.yes_no, identity, f'judge.{name}', task=task, document=document
         )
 
-    async def rubrics(self, identity, task, document, kind=''):
+    async def rubrics(
+        self, identity: Identity, task: str, document: str, kind: str = ''
+    ) -> list[Rubric] | None:
+        """Returns grading criteria for answers to the task: [{'text', 'priority'}].
+
+        Args:
+          document: as in `gate`.
+          kind: kind of task, as its challenger read it.
+        """
         low, high = self._rubric_count
         parse = functools.partial(verdicts.rubrics, minimum=low, maximum=high)
         fields = dict(task=task, document=document, kind=kind, low=low, high=high)
@@ -286,10 +259,16 @@ class TextJudge(Judge):
             self.stats[f'rubrics_{kind}'] += number
         return items
 
-    async def grade(self, identity, task, answer, rubric):
+    async def grade(self, identity: Identity, task: str, answer: str, rubric: str) -> bool | None:
+        """Returns whether the answer meets one rubric."""
         return await self._ask(
             verdicts.grade, identity, GRADE_PROMPT, task=task, given=answer, rubric=rubric
         )
+
+
+async def _no_reply(*_: Any) -> Any:
+    # `Recipe.check` refuses a rule where answers are needed.
+    raise NoReply('a rule cannot answer questions')
 
 
 class RuleJudge(Judge):
@@ -312,20 +291,13 @@ class RuleJudge(Judge):
         rubric_count: tuple[int, int],
         max_failure_rate: float = 1.0,
     ):
-        super().__init__(max_failure_rate)
+        super().__init__(_no_reply, rubric_count, max_failure_rate)
         # Titles are read at the first judgement, because most recipes never ask for one. Bound judges share them.
         self._titles = functools.cache(lambda: frozenset(titles()))
-        self._rubric_count = rubric_count
 
     async def correct(self, identity, question, answers, given):
         self.stats['asked'] += 1
-        return rewards.exact_match(given, answers)
-
-    async def answer(self, identity, question, documents):
-        # `Recipe.check` refuses a rule where answers are needed.
-        self.stats['asked'] += 1
-        self._add_failure('failed', 'a rule cannot answer questions')
-        return None
+        return exact_match(given, answers)
 
     @staticmethod
     def can_read(rubric: str) -> bool:
@@ -381,7 +353,7 @@ def policy_writer(
     async def write(context, identity, prompt, fields, asked_temperature=None):
         """A `Writer`."""
         role = roles.get(prompt, 'judge')
-        is_trained = role in samples and role in context.run.step.phase.trains
+        is_trained = role in samples and role in context.episodes.step.phase.trains
         if is_trained:
             # That of the role.
             asked_temperature = None

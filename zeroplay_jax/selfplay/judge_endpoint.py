@@ -19,9 +19,9 @@ from zeroplay_jax.rollout.prompts import Prompt, fill
 from zeroplay_jax.selfplay.judge import (
     GRADE_PROMPT,
     RUBRICS_PROMPT,
+    Judge,
     NoReply,
     Outage,
-    TextJudge,
     Writer,
 )
 from zeroplay_jax.types import Json, UserError
@@ -285,7 +285,7 @@ def _json(value: Any) -> str:
     return short(hide(json.dumps(value, ensure_ascii=False)))
 
 
-class _Probe(TextJudge):
+class _Probe(Judge):
     """A judge that raises what others count."""
 
     def _add_failure(self, count: str, reason: str) -> None:
@@ -318,10 +318,9 @@ def check_judge(
       UserError: the server does not answer, or its replies have no verdict that can be read.
     """
     probe = _Probe(endpoint_writer(config, context.prompts, section), config.rubrics)
+    server = f'config.{section}.url={config.url}'
     for name in judgements:
-        (verdict,) = context.scheduler.run(
-            [_example_verdict(probe, name, f'config.{section}.url={config.url}')]
-        )
+        (verdict,) = context.scheduler.run([_example_verdict(probe, name, server)])
         if verdict is False:
             print(
                 f'warning: config.{section}: model {config.model} refuses what is right in an example ({name})',

@@ -1,4 +1,4 @@
-"""Figures of a step over its scored rollouts, and the tables from which advantages are computed."""
+"""Figures of a step over its scored rollouts."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
 
-from zeroplay_jax.objectives.advantages import RewardTable, differ
+from zeroplay_jax.objectives.advantages import differ
 from zeroplay_jax.objectives.types import Stats
 from zeroplay_jax.types import ENV, Outcome, Row, Trajectory
 
@@ -164,48 +163,6 @@ def _add_tool_calls(accumulator: _Accumulator, row: Row) -> None:
     # Sorted, because this order decides that of the metrics.
     for tool in sorted({call.tool for call in trajectory.calls if call.is_valid}):
         accumulator.add(f'tool_calls/{tool}', len(trajectory.calls_of(tool)), weight=0)
-
-
-def reward_columns(
-    rows: Sequence[Row],
-) -> tuple[Float[np.ndarray, ' rows'], Int[np.ndarray, ' rows'], Bool[np.ndarray, ' rows']]:
-    """Returns rewards, group keys, and True for rows that are not dropped, as `objectives.advantages` takes them."""
-    # float64, because a length factor makes the rewards of a group differ by little, and advantages are
-    # divided by their deviation.
-    rewards = np.zeros(len(rows), np.float64)
-    groups = np.zeros(len(rows), np.int64)
-    valid = np.zeros(len(rows), bool)
-    for index, row in enumerate(rows):
-        rewards[index] = row.reward
-        groups[index] = row.group
-        valid[index] = row.drop is None
-    return rewards, groups, valid
-
-
-def reward_table(rows: Sequence[Row]) -> RewardTable:
-    """Returns what rows earned by turn; a row whose turns are not recorded has one, with all its tokens."""
-    rewards, groups, valid = reward_columns(rows)
-    tokens_of_row = []
-    for row in rows:
-        tokens = [turn.stop - turn.start for turn in row.trajectory.turns]
-        is_recorded = sum(tokens) == row.trajectory.policy_tokens
-        tokens_of_row.append(tokens if is_recorded else [row.trajectory.policy_tokens])
-    shape = (len(rows), max(map(len, tokens_of_row), default=0))
-    table = RewardTable(
-        reward=rewards,
-        turn_reward=np.full(shape, np.nan),
-        turn_mask=np.zeros(shape, bool),
-        tokens=np.zeros(shape, np.int64),
-        group=groups,
-        valid=valid,
-    )
-    for index, (row, tokens) in enumerate(zip(rows, tokens_of_row, strict=True)):
-        turns = slice(len(tokens))
-        table.turn_mask[index, turns] = True
-        table.tokens[index, turns] = tokens
-        if row.turn_rewards is not None and len(row.turn_rewards) == len(tokens):
-            table.turn_reward[index, turns] = row.turn_rewards
-    return table
 
 
 def invalid_reason(row: Row, truncated: str, failed: str) -> str | None:

@@ -45,16 +45,13 @@ class ProposalRecord:
                 self._total += 1
                 self._readable += row.info.rejected not in _UNREADABLE
                 records.append(_sample_record(row, document))
-        if records:
-            ordered = sorted(self._sample + records, key=operator.itemgetter(0))
-            self._sample = ordered[:SAMPLE_SIZE]
+        ordered = sorted(self._sample + records, key=operator.itemgetter(0))
+        self._sample = ordered[:SAMPLE_SIZE]
 
     @property
     def readable(self) -> float | None:
         """Share of the proposals from which question and answer could be read; None without proposals."""
-        if not self._total:
-            return None
-        return self._readable / self._total
+        return self._readable / self._total if self._total else None
 
     def answerable(self, corpus: SearchableCorpus) -> float | None:
         """Returns the share in [0, 1] of the sampled proposals whose question, as a query, finds its document.
@@ -62,14 +59,9 @@ class ProposalRecord:
         Searches `corpus` for every question of the sample. A rejected proposal counts as not answerable. Queries whose
         search failed are left out. None without proposals or if all searches failed.
         """
-        num_measured = 0
+        searchable = [record for record in self._sample if record[1]]
+        num_measured = len(self._sample) - len(searchable)
         num_answerable = 0
-        searchable = []
-        for record in self._sample:
-            if record[1]:
-                searchable.append(record)
-            else:
-                num_measured += 1
         for start in range(0, len(searchable), _BATCH):
             batch = searchable[start : start + _BATCH]
             results = corpus.search([record[1] for record in batch])
@@ -78,9 +70,7 @@ class ProposalRecord:
                     continue
                 num_measured += 1
                 num_answerable += _contains(passages, record)
-        if not num_measured:
-            return None
-        return num_answerable / num_measured
+        return num_answerable / num_measured if num_measured else None
 
     def state(self) -> Json:
         """Returns counts and sample as JSON, for a checkpoint."""
@@ -107,18 +97,17 @@ def _sample_record(row: Row, document: Json) -> list[Any]:
     if row.info.rejected is None and row.info.question is not None:
         query = row.info.question.text
     identity = ','.join(map(str, row.trajectory.identity))
-    content = f'{document["title"]}\n{document["text"]}'
-    return [_hash(identity), query, _hash(content)]
+    return [_hash(identity), query, _content_hash(document)]
 
 
 def _contains(passages: Sequence[Json], record: Sequence[Any]) -> bool:
     """Returns whether the document of a sample record is among the passages."""
-    content_hash = record[-1]
-    for passage in passages:
-        # Contents are compared and not ids: the documents may be those of another index, with other ids.
-        if _hash(f'{passage["title"]}\n{passage["text"]}') == content_hash:
-            return True
-    return False
+    # Contents are compared and not ids: the documents may be those of another index, with other ids.
+    return any(_content_hash(passage) == record[-1] for passage in passages)
+
+
+def _content_hash(document: Json) -> str:
+    return _hash(f'{document["title"]}\n{document["text"]}')
 
 
 def _hash(text: str) -> str:

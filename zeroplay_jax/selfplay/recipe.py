@@ -381,9 +381,6 @@ def weights_of_roles(config: Any) -> dict[str, str]:
     return {role: role if is_separate else 'policy' for role in trained_roles(config)}
 
 
-# ---- state -----------------------------------------------------------------------------------------
-
-
 def state_of(recipe: Recipe) -> Json | None:
     """Returns `Recipe.state` as a checkpoint gives it back; None without one.
 

@@ -18,6 +18,9 @@ from zeroplay_jax.types import Json, Outcome, Row
 EQUAL_REWARDS = 'equal_rewards'
 NONFINITE_GRADIENT = 'nonfinite_gradient'
 NO_ROLLOUT = 'no_rollout'
+# What a checkpoint holds of a `LearningRecord`: counts, and counts by policy.
+_COUNTS = ('trained_steps', 'empty_steps', 'consecutive_empty', '_pool_reasons')
+_REASONS = ('last_reasons', '_phase_reasons')
 # Largest number of reasons that one line lists.
 _MAX_REASONS = 4
 
@@ -237,30 +240,17 @@ class LearningRecord:
 
     def state(self) -> Json:
         """Returns the counts as JSON, for a checkpoint."""
-        return {
-            'trained_steps': dict(self.trained_steps),
-            'empty_steps': dict(self.empty_steps),
-            'consecutive_empty': dict(self.consecutive_empty),
-            'reasons_by_policy': _plain(self.last_reasons),
-            'phase_trained': self._phase_trained,
-            'phase_reasons_by_policy': _plain(self._phase_reasons),
-            'pool_reasons': dict(self._pool_reasons),
-        }
+        counts = {name: dict(getattr(self, name)) for name in _COUNTS}
+        reasons = {}
+        for name in _REASONS:
+            reasons[name] = {policy: dict(of) for policy, of in getattr(self, name).items()}
+        return {**counts, **reasons, '_phase_trained': self._phase_trained}
 
     def restore(self, state: Json) -> None:
         """Inverse of `state`."""
-        self.trained_steps = collections.Counter(state['trained_steps'])
-        self.empty_steps = collections.Counter(state['empty_steps'])
-        self.consecutive_empty = collections.Counter(state['consecutive_empty'])
-        self.last_reasons = _counters(state['reasons_by_policy'])
-        self._phase_trained = state['phase_trained']
-        self._phase_reasons = _counters(state['phase_reasons_by_policy'])
-        self._pool_reasons = collections.Counter(state['pool_reasons'])
-
-
-def _plain(reasons: Mapping[str, Mapping[str, int]]) -> Json:
-    return {policy: dict(counts) for policy, counts in reasons.items()}
-
-
-def _counters(reasons: Json) -> dict[str, collections.Counter[str]]:
-    return {policy: collections.Counter(counts) for policy, counts in reasons.items()}
+        self._phase_trained = state['_phase_trained']
+        for name in _COUNTS:
+            setattr(self, name, collections.Counter(state[name]))
+        for name in _REASONS:
+            counters = {policy: collections.Counter(of) for policy, of in state[name].items()}
+            setattr(self, name, counters)

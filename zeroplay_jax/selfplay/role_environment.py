@@ -1,4 +1,4 @@
-"""What roles get of config, tokenizer and chat template: tools, limits and terminal tags; choices for the template."""
+"""What roles get of config, tokenizer and chat template: tools, limits, tags; what was chosen for the template."""
 
 from __future__ import annotations
 
@@ -110,11 +110,6 @@ def _check_template(name: str, syntax: CallSyntax, codec: Codec, limit: int) -> 
     syntax.wrap(codec, 'x', limit)
 
 
-# ---- chat templates -------------------------------------------------------------------------------
-#
-# What was chosen for the chat template of a checkpoint: said on stderr, and recorded with runs and evaluations.
-
-
 def template_record(config: Config, codec: Codec) -> dict[str, str]:
     """Returns what was chosen for a chat template and changes prompts: 'date', 'role of results'; {} if nothing was."""
     choices = {}
@@ -146,7 +141,7 @@ def template_notes(config: Config, codec: Codec) -> list[str]:
     return lines
 
 
-def print_template_notes(config: Config, codec: Codec, prefix: str = '') -> None:
+def print_template_notes(config: Config, codec: Codec) -> None:
     """Prints `template_notes` on stderr."""
     for line in template_notes(config, codec):
-        print(f'{prefix}note: {line}', file=sys.stderr)
+        print(f'note: {line}', file=sys.stderr)

@@ -7,14 +7,10 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from zeroplay_jax.objectives.rewards import normalize_answer
+from zeroplay_jax.objectives.answers import normalize_answer
 from zeroplay_jax.types import Json, Question, identity_rng
 
 T = TypeVar('T')
-
-# ---- task pool -------------------------------------------------------------------------------------
-#
-# The pool of questions that a proposer made and a solver will train on.
 
 
 class TaskPool:
@@ -100,9 +96,6 @@ def in_epochs(items: Sequence[T], begin: int, count: int, seed: int, *identity: 
             orders[epoch] = identity_rng(seed, *identity, epoch).permutation(len(items))
         taken.append(items[orders[epoch][position]])
     return taken
-
-
-# ---- schedule --------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)

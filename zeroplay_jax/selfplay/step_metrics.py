@@ -106,9 +106,9 @@ def throughput(
     counters = ('generated_tokens', 'evictions', 'refilled_tokens')
     local = {
         'rollouts': rollouts,
-        'scored_texts': context.run.scored_texts,
-        'scored_tokens': context.run.scored_tokens,
-        'replays': context.run.replays,
+        'scored_texts': context.episodes.scored_texts,
+        'scored_tokens': context.episodes.scored_tokens,
+        'replays': context.episodes.replays,
     }
     for name in counters:
         local[name] = scheduler.stats[name] - before[name]

@@ -1,38 +1,29 @@
-"""The updates of the trained roles of a step: dynamic filter, advantages, minibatches, optimiser steps, publication."""
+"""The updates of the trained roles of a step: minibatches of rows, each an optimiser step; weights are published."""
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
 
-from zeroplay_jax.learner import loss as losses
-from zeroplay_jax.learner import role_update
-from zeroplay_jax.learner.batch import Batch, pack, with_means, with_rollout_means
+from zeroplay_jax.learner.batch import Batch, pack
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.learner.weights_view import weights_are_finite
 from zeroplay_jax.objectives import advantages, aggregation, rewards
-from zeroplay_jax.objectives.losses import resolve_loss
 from zeroplay_jax.objectives.types import Stats
 from zeroplay_jax.policy import sharding
-from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.rollout.weights import WeightStore
 from zeroplay_jax.selfplay import step_metrics
 from zeroplay_jax.selfplay.context import RolloutContext
-from zeroplay_jax.selfplay.metrics import added, reward_columns, reward_table
+from zeroplay_jax.selfplay.groups import GroupFilter, set_advantages
+from zeroplay_jax.selfplay.metrics import added
 from zeroplay_jax.selfplay.recipe import RoleSpec
 from zeroplay_jax.selfplay.records import teaches
-from zeroplay_jax.selfplay.rows import from_bytes, to_bytes
 from zeroplay_jax.selfplay.schedule import Step
-from zeroplay_jax.selfplay.task_log import filtered_groups_log, skipped_update_log
-from zeroplay_jax.settings.schema import Config
+from zeroplay_jax.selfplay.task_log import skipped_update_log
 from zeroplay_jax.types import Json, Row, UserError, identity_rng
 
 if TYPE_CHECKING:
@@ -130,11 +121,10 @@ class RoleUpdates:
           rows: all rows of the role in this step; their advantages are set in place.
         """
         settings = self.config[role]
-        weights = self.weights_of[role]
-        learner = self.learners[weights]
         stats: Stats = {}
         if settings.filter_groups:
-            rows, stats, excluded = self.filter.select(role, rows, self._store.newest[weights])
+            newest = self._store.newest[self.weights_of[role]]
+            rows, stats, excluded = self.filter.select(role, rows, newest)
             self.task_log += excluded
         # Groups that span prompts have no fixed size.
         spans_prompts = self.specs[role].groups_span_prompts
@@ -155,17 +145,20 @@ class RoleUpdates:
         # Advantages were set over the whole batch above, because HRPO's groups extend over all minibatches.
         rng = identity_rng(self.config.seed, -1, step.number, *role.encode())
         minibatches = split_minibatches(rows, settings.minibatches, rng, spans_prompts)
-        for part in minibatches:
-            computed_rows = trained_rows(part, settings, distill_coef)
-            update = step_metrics.operations(learner.model, computed_rows, learner.has_base)
-            self.operations += update
-            if distill_coef:
-                # The pass is in one program with the update, so that its time cannot be measured apart.
-                teacher = step_metrics.teacher_operations(learner.model, computed_rows)
-                stats = added(stats, {'teacher_share': (teacher, teacher + update)})
-            if role in self.value_networks:
-                self.operations += step_metrics.value_operations(learner.model, computed_rows)
         return RolePlan(role, settings, minibatches, distill_coef, stats)
+
+    def _count_operations(self, plan: RolePlan, learner: Learner) -> None:
+        """Adds the operations of the updates of a role, and the share of its teacher."""
+        for part in plan.minibatches:
+            rows = trained_rows(part, plan.settings, plan.distill_coef)
+            update = step_metrics.operations(learner.model, rows, learner.base is not None)
+            self.operations += update
+            if plan.distill_coef:
+                # The pass is in one program with the update, so that its time cannot be measured apart.
+                teacher = step_metrics.teacher_operations(learner.model, rows)
+                plan.stats = added(plan.stats, {'teacher_share': (teacher, teacher + update)})
+            if plan.role in self.value_networks:
+                self.operations += step_metrics.value_operations(learner.model, rows)
 
     def _update_role(self, step: Step, role: str, rows: list[Row]) -> RolePlan:
         """Makes the updates of a role and publishes its weights; `rows` as of `_plan`."""
@@ -173,7 +166,8 @@ class RoleUpdates:
         settings = plan.settings
         weights = self.weights_of[role]
         learner = self.learners[weights]
-        minibatches = [self.pack(role, part, plan.distill_coef) for part in plan.minibatches]
+        self._count_operations(plan, learner)
+        minibatches = [self.batches(role, part, plan.distill_coef) for part in plan.minibatches]
         with self._offloaded_sampler([weights]):
             if settings.old_logp == 'trainer':
                 # Computed before the first update, so that all minibatches share the same old policy.
@@ -243,11 +237,8 @@ class RoleUpdates:
         yield
         self._store.return_to_devices()
 
-    def pack(self, role: str, rows: Sequence[Row], distill_coef: float) -> list[Batch]:
-        """Returns the micro-batches of one optimiser step on these rows, which have advantages (`pack_rows`).
-
-        With several processes each gets the part of every micro-batch that its devices hold.
-        """
+    def batches(self, role: str, rows: Sequence[Row], distill_coef: float) -> list[Batch]:
+        """Returns the `micro_batches` of one optimiser step; of several processes each gets what its devices hold."""
         settings, micro = self.config[role], self.config.micro
         # Rollouts that go on in another context; of rollout.drop_thinking, which makes them too, the rules know.
         if any(row.trajectory.earlier for row in rows):
@@ -265,200 +256,9 @@ class RoleUpdates:
                 )
         teacher_tokens = self.config.privileged.tokens if settings.distill_top_k else 0
         shape = (micro.rows, micro.tokens)
-        batches = pack_rows(rows, settings, shape, distill_coef, teacher_tokens, micro.order)
+        batches = micro_batches(rows, settings, shape, distill_coef, teacher_tokens, micro.order)
         split = sharding.rows(self.learners[self.weights_of[role]].mesh)
         return [sharding.held_rows(batch, split) for batch in batches]
-
-
-# ---- batch filter ----------------------------------------------------------------------------------
-#
-# The dynamic filter: fills batches with groups that have reward variance (DSPO eq. 9, DAPO).
-
-
-class GroupFilter:
-    """Selects groups with reward variance and carries surplus groups over to the next step."""
-
-    def __init__(self, config: Config):
-        self._config = config
-        # Role → rows of the groups beyond a full batch, which the next `select` takes first.
-        self._carried_over: dict[str, list[Row]] = {}
-
-    def missing_groups(self, role: str, rows: Sequence[Row]) -> int:
-        """Returns how many groups the role's batch lacks, given all rows of the step so far."""
-        settings = self._config[role]
-        usable = list(self._carried_over.get(role, []))
-        for row in rows:
-            if row.role == role and row.drop is None:
-                usable.append(row)
-        # If the filter is off, a group counts as soon as it has one valid row, whatever its rewards.
-        if settings.filter_groups:
-            groups = set(_informative_groups(usable, settings))
-        else:
-            groups = {row.group for row in usable}
-        return max(settings.batch - len(groups), 0)
-
-    def select(
-        self, role: str, rows: Sequence[Row], version: int
-    ) -> tuple[list[Row], Stats, list[Json]]:
-        """Selects the rows of the first `batch` groups with reward variance, in the order in which tasks were issued.
-
-        Uses up the groups carried over for the role. With `config.<role>.surplus='carry'` it keeps the surplus of
-        this step for the next one.
-
-        Args:
-          rows: all rows of the role in this step.
-          version: version of the role's weights, from which the age of carried-over rollouts is computed.
-
-        Returns:
-          rows of the selected groups, dropped ones included; statistics; task-log records of the excluded groups.
-        """
-        settings = self._config[role]
-        # Carried-over groups come first: they are the oldest, and the policy moves away from them with
-        # every step.
-        candidates = [*self._carried_over.pop(role, []), *rows]
-        # The order is that of the tasks. In the order of completion short rollouts would be preferred.
-        groups = _informative_groups(candidates, settings)
-        batch_groups = set(groups[: settings.batch])
-        surplus_groups = set(groups[settings.batch :])
-        carries_surplus = settings.surplus == 'carry'
-        trained: list[Row] = []
-        surplus: list[Row] = []
-        excluded_rows: list[Row] = []
-        # Dropped rows stay with their group, because `set_advantages` checks the size of groups.
-        for row in candidates:
-            if row.group in batch_groups:
-                trained.append(row)
-            elif row.group in surplus_groups and carries_surplus:
-                surplus.append(row)
-            else:
-                excluded_rows.append(row)
-        if surplus:
-            self._carried_over[role] = surplus
-        excluded = filtered_groups_log(excluded_rows, surplus_groups)
-        # Ages are numbers of versions that were published since, and measure how off-policy the batch is.
-        ages = [version - row.trajectory.version for row in trained]
-        all_groups = {row.group for row in candidates}
-        # 'kept': share of groups with reward variance; near 0, questions are too easy or too hard. 'full' below 1:
-        # `fill_rounds` rounds did not fill the batch.
-        stats: Stats = {
-            'filter/kept': (len(groups), len(all_groups)),
-            'filter/surplus': (len(surplus_groups), 1),
-            'filter/full': (len(batch_groups), settings.batch),
-            'filter/age': (sum(ages), len(ages)),
-        }
-        return trained, stats, excluded
-
-    def discard_carried_over(self) -> list[Row]:
-        """Forgets the carried-over rows of all roles and returns them for the log; called at the start of a phase."""
-        # The new phase trains another role or other questions, so older rollouts would be far off-policy.
-        rows: list[Row] = []
-        for surplus in self._carried_over.values():
-            rows += surplus
-        self._carried_over = {}
-        return rows
-
-    def carry_over_again(self, rows: Sequence[Row]) -> None:
-        """Takes back the rows that `discard_carried_over` returned, because the phase did not begin after all."""
-        for row in rows:
-            self._carried_over.setdefault(row.role, []).append(row)
-
-    def state(self) -> Json:
-        """Returns the carried-over rows by role, for a checkpoint: bytes (`rows.to_bytes`) as text in base64."""
-        return {
-            role: base64.b64encode(to_bytes(rows)).decode()
-            for role, rows in self._carried_over.items()
-        }
-
-    def restore(self, state: Json) -> None:
-        """Inverse of `state`.
-
-        Raises:
-          UserError: one line; the rows of a role are damaged, or another version saved them.
-        """
-        self._carried_over = {}
-        for role, text in state.items():
-            try:
-                self._carried_over[role] = from_bytes(base64.b64decode(text))
-            except ValueError as error:
-                raise UserError(
-                    f'checkpoint: the rows that role {role} carried over cannot be read ({error}); resume with the '
-                    'version that saved them, or begin a new run with the weights of this one (--from)'
-                ) from error
-
-
-def _informative_groups(rows: Sequence[Row], settings: Any) -> list[int]:
-    """Returns the keys of the groups that teach, each once, in row order.
-
-    Rewards of undropped rows differ, or with `<role>.advantage` other than 'group' some advantage is not 0.
-    """
-    if settings.advantage == 'group' or settings.baseline == 'value':
-        rewards, groups, valid = reward_columns(rows)
-        is_informative = advantages.informative_groups(rewards, groups, valid)
-    else:
-        values, _ = _advantages(rows, settings)
-        is_informative = np.any(values.reshape(len(rows), -1), axis=1)
-    # The keys of a dict keep the order of the rows; those of a set would not.
-    keys: dict[int, None] = {}
-    for row, informative in zip(rows, is_informative, strict=True):
-        if informative:
-            keys[row.group] = None
-    return list(keys)
-
-
-def _advantages(rows: Sequence[Row], settings: Any) -> tuple[np.ndarray, Stats]:
-    """Returns what the function of the role says; UserError if it does not go with the loss, or is no advantage."""
-    try:
-        values, stats = advantages.evaluate(settings.advantage, reward_table(rows), settings)
-    except advantages.AdvantageError as error:
-        raise UserError(str(error)) from error
-    if values.ndim == 2 and not resolve_loss(settings.loss).per_token:
-        raise UserError(
-            f'advantage {settings.advantage!r}: gives one advantage per turn, and {settings.loss} has one ratio per '
-            'rollout; take token_pg'
-        )
-    return values, stats
-
-
-# ---- batches --------------------------------------------------------------------------------------
-
-
-def set_advantages(rows: Sequence[Row], settings: Any) -> Stats:
-    """Sets `Row.advantage` from rewards by the function `settings.advantage`; returns statistics as (sum, count).
-
-    Args:
-      rows: all rows of one role in a step, dropped ones included; those get advantage 0.
-      settings: `config.<role>`. With baseline 'value' the advantage is what the rollout earns, from which a value
-        network computes those of the tokens (`ValueNetwork.estimate`).
-
-    Raises:
-      UserError: the function returns something else than advantages, or they are per turn and the loss has a ratio
-        per rollout, or the turns of a row do not hold all sampled tokens.
-    """
-    values, stats = _advantages(rows, settings)
-    # Dropped rows keep their place, so that values and rows stay aligned.
-    for row, value in zip(rows, values):
-        if row.drop is not None:
-            row.advantage = 0.0
-        elif values.ndim == 1:
-            row.advantage = float(value)
-        else:
-            _check_turns(row, settings.advantage)
-            row.advantage = value[: len(row.trajectory.turns)].copy()
-    if settings.baseline == 'value':
-        # Groups mean nothing to a value network.
-        return {name: stats[name] for name in ('invalid_rows', 'nonfinite_rows')}
-    return stats
-
-
-def _check_turns(row: Row, advantage: str) -> None:
-    """Raises UserError unless every sampled token is in a turn, which gives it its advantage."""
-    trajectory = row.trajectory
-    in_turns = sum(turn.stop - turn.start for turn in trajectory.turns)
-    if in_turns != trajectory.policy_tokens:
-        raise UserError(
-            f'advantage {advantage!r}: it is per turn, and {in_turns} of the {trajectory.policy_tokens} sampled tokens '
-            f'of rollout {trajectory.identity} are in its turns; record context, start and stop of every Turn'
-        )
 
 
 def split_minibatches(
@@ -512,7 +312,7 @@ def trained_rows(rows: Sequence[Row], settings: Any, distill_coef: float) -> lis
     return [row for row in rows if row.drop is None and (keeps_all or row.is_informative)]
 
 
-def pack_rows(
+def micro_batches(
     rows: Sequence[Row],
     settings: Any,
     micro_shape: tuple[int, int],
@@ -520,7 +320,7 @@ def pack_rows(
     teacher_tokens: int = 0,
     order: str = 'arrival',
 ) -> list[Batch]:
-    """Packs rows with advantages into the micro-batches of one optimiser step.
+    """Returns the micro-batches of one optimiser step on rows with advantages, packed.
 
     Dropped rows are left out, and rows without any gradient too; those still count in the denominator of the loss.
 
@@ -557,57 +357,3 @@ def pack_rows(
         teacher_total=float(distilled_tokens),
         order=order,
     )
-
-
-def rows_loss(
-    model: ModelConfig,
-    params: Params,
-    reference: Params,
-    rows: Sequence[Row],
-    settings: Any,
-    micro_shape: tuple[int, int],
-) -> tuple[Float[Array, ''], dict[str, Any]]:
-    """Returns the loss that one optimiser step on these rows minimises, without distillation.
-
-    Args:
-      params: weights to evaluate; the loss can be differentiated with respect to them.
-      reference: weights that a KL term compares them with.
-      rows: rollouts with advantages.
-      settings: `config.<role>`.
-      micro_shape: (B, L) of a micro-batch.
-
-    Returns:
-      The loss, float32 scalar; statistics as name → (sum, count), with the loss among them.
-    """
-    loss_config = losses.LossConfig.of(settings)
-    total_loss = jnp.float32(0)
-    stats: dict[str, Any] = {}
-
-    def score(params: Params, batch: Batch, _: Any = None) -> Float[Array, 'batch length']:
-        on_devices = dataclasses.replace(batch, rollout=None)
-        return _score(model, settings.temperature, params, on_devices)
-
-    policy_loss = loss_config.policy_loss
-    packed = pack_rows(rows, settings, micro_shape)
-    batches = with_rollout_means(
-        policy_loss, packed, lambda: [score(params, batch) for batch in packed], loss_config.clips
-    )
-    batches = with_means(policy_loss, batches, score, params)
-    for batch in batches:
-        # Without a KL term the values are not used; any array of the shape will do.
-        reference_logp: Any = batch.old_logp
-        if settings.kl_coef:
-            routed = dataclasses.replace(batch, experts=None)
-            reference_logp = _score(model, settings.temperature, reference, routed)
-        batch_loss, batch_stats = _batch_loss(
-            model, loss_config, params, batch, reference_logp, None, jnp.float32(0)
-        )
-        total_loss = total_loss + batch_loss
-        stats = added(stats, batch_stats)
-    # The token weights contain the denominator of the whole batch: the sum over micro-batches is the mean.
-    return total_loss, stats | {'loss': (total_loss, 1.0)}
-
-
-# Model, config and temperature are static: they select the compiled program.
-_batch_loss = jax.jit(losses.loss, static_argnums=(0, 1))
-_score = jax.jit(role_update.score, static_argnums=(0, 1))

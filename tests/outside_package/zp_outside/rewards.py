@@ -1,6 +1,6 @@
 """Rewards by name: `config.reward.difficulty` and `config.reward.answer`."""
 
-from zeroplay_jax.objectives.rewards import normalize_answer
+from zeroplay_jax.objectives.answers import normalize_answer
 
 
 def plateau(solved, n, target):

@@ -36,7 +36,7 @@ from zeroplay_jax.run import build, outcome, run_folder
 from zeroplay_jax.runtime import disk, signals, workdir
 from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.selfplay.context import RolloutContext
-from zeroplay_jax.selfplay.judge import GRADE_PROMPT, Judge, RuleJudge, TextJudge
+from zeroplay_jax.selfplay.judge import GRADE_PROMPT, Judge, RuleJudge
 from zeroplay_jax.selfplay.judge_endpoint import check_judge, endpoint_writer
 from zeroplay_jax.selfplay.recipe import Recipe, answering_recipe, recipe_class
 from zeroplay_jax.settings.schema import Config
@@ -246,7 +246,7 @@ def _second_judge(config: Config) -> Judge:
         # Titles matter for gates only, which are not asked here.
         return RuleJudge(list, settings.rubrics, settings.max_failure_rate)
     writer = endpoint_writer(settings, _templates(config), 'second_judge')
-    return TextJudge(writer, settings.rubrics, settings.max_failure_rate)
+    return Judge(writer, settings.rubrics, settings.max_failure_rate)
 
 
 def estimate(

@@ -16,7 +16,8 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from zeroplay_jax.data import answer_fields, files
-from zeroplay_jax.objectives.rewards import normalize_answer, stratify
+from zeroplay_jax.objectives.answers import normalize_answer
+from zeroplay_jax.objectives.rewards import stratify
 from zeroplay_jax.retrieval.corpus import Record, split
 from zeroplay_jax.retrieval.types import short
 from zeroplay_jax.types import Json, UserError, identity_rng

@@ -23,7 +23,7 @@ from jaxtyping import Bool
 from zeroplay_jax.extras.inputs import cloze
 from zeroplay_jax.extras.inputs.builders import BottomK, hash_key, unfit
 from zeroplay_jax.extras.inputs.cloze import ANSWER_WORDS, BLANK, Cloze, Passage, Passages, parse
-from zeroplay_jax.objectives.rewards import normalize_answer
+from zeroplay_jax.objectives.answers import normalize_answer
 from zeroplay_jax.retrieval.corpus import Record, split
 from zeroplay_jax.retrieval.lexical import LexicalEncoder
 
