@@ -84,20 +84,23 @@ class BadLines:
     count: int = 0
     first: str = ''
 
-    def add(self, number: int, reason: str, text: pathlib.Path | None = None) -> None:
+    def add(self, number: int, reason: str, text: str = '') -> None:
         """Counts a bad line (or file) and logs it or raises an error, as the constructor says.
 
         Args:
           number: number of the line, from 1.
           reason: why it is bad.
-          text: the file, if it is a text; it has no lines that count.
+          text: name of the file in the source, if it is a text; it has no lines that count.
 
         Raises:
           RetrievalError: `strict` is set.
         """
         self.count += 1
         self.first = self.first or f'line {number}: {reason}'
-        place = text or f'{self.source}:{number}'
+        place = f'{self.source}:{number}'
+        if text:
+            place = self.source / text if self.source.is_dir() else self.source
+            reason = f'cannot be read as a text ({reason})'
         if self.strict:
             unit = 'file' if text else 'line'
             raise RetrievalError(f'{place}: {reason}; correct the {unit}{self.otherwise}')

@@ -31,7 +31,7 @@ def test_a_build_counts_the_files_that_it_does_not_read(tmp_path, caplog, user_r
     with caplog.at_level(logging.WARNING):
         build.main([*arguments, '--out', str(tmp_path / 'index')])
     (record,) = [record for record in caplog.records if 'files' in record.message]
-    left_out = '1 .gz (unpack them), 1 .html, 1 .jsonl, 1 .rst, 1 of other formats'
+    left_out = '1 .gz (unpack them), 1 .html, 1 .jsonl, 1 .rst, 1 without suffix'
     assert f'{folder}: 5 of 6 files are left out: {left_out}; they are b.rst' in record.message
     user_reads(f'said: {record.message}')
 
