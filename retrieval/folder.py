@@ -41,14 +41,7 @@ _LIBRARIES = ('jax', 'numpy', 'scann', 'tensorflow-text', 'bm25s')
 # Kind of the trained index → the library that reads its files: another version may read them differently.
 _LIBRARY_OF_KIND = {'scann': 'scann', 'bm25': 'bm25s'}
 # Parameters of `ScannIndex`.
-SCANN_PARAMETERS = (
-    'overfetch',
-    'reordered',
-    'leaves',
-    'leaves_searched',
-    'threshold',
-    'reorder',
-)
+SCANN_PARAMETERS = ('leaves', 'leaves_searched', 'reorder')
 # Estimated size of a decompressed corpus, as a multiple of the compressed file.
 _COMPRESSION = 4
 # The same of the corpus on disk, as a multiple of the decompressed file.
@@ -382,13 +375,7 @@ def _open_encoder(manifest: Mapping[str, Any], folder: str | None) -> Encoder:
 def _check_encoder(
     built: Mapping[str, Any], current: Mapping[str, Any], folder: pathlib.Path
 ) -> None:
-    """Raises RetrievalError if an encoder has other settings than the one that the index was built with.
-
-    Args:
-      built: settings of the encoder of the build.
-      current: settings of the encoder to be used.
-      folder: folder of the index, for the error text.
-    """
+    """Raises RetrievalError if an encoder has other settings than the one that the index in a folder was built with."""
     differences = _differences(built, current)
     if differences:
         raise RetrievalError(
@@ -422,16 +409,9 @@ def _need_space(folder: pathlib.Path, required: float) -> None:
         )
 
 
-# ---- manifest --------------------------------------------------------------------------------------
-#
-# The manifest of an index folder: what it was built from, and size and hashes of every file.
-#
-# Its own SHA-256 is in manifest.sha256, as `sha256sum --check` reads it.
-
-
 # Version of the folder's layout.
 FORMAT = 2
-# Name of the file with the hash of the manifest.
+# Name of the file with the hash of the manifest, as `sha256sum --check` reads it.
 CHECKSUM = 'manifest.sha256'
 # Opening an index reads this many blocks of every file, evenly spread with the first and the last one.
 BLOCKS = 16
@@ -542,12 +522,8 @@ def _sample(path: pathlib.Path) -> str:
     return total.hexdigest()
 
 
-# ---- texts without spaces --------------------------------------------------------------------------
-#
-# Languages that write no spaces between words cannot be searched by an index of words.
-
-
-# Thai and Lao, Burmese, Khmer, Japanese syllables, Chinese characters (also those of Japanese).
+# Languages that write no spaces between words, which an index of words cannot find: Thai and Lao, Burmese, Khmer,
+# Japanese syllables, Chinese characters (also those of Japanese).
 _WITHOUT_SPACES = re.compile(
     '[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\U00020000-\U0003ffff]'
 )

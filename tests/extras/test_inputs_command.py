@@ -49,7 +49,9 @@ def refused(capsys, out, *arguments):
     before = sorted(out.parent.iterdir())
     assert command.main([*map(str, arguments), f'--out={out}']) == 2
     caught = capsys.readouterr()
-    assert not caught.out and caught.err.count('\n') == 1 and sorted(out.parent.iterdir()) == before
+    *warnings, line = caught.err.splitlines(keepends=True)
+    assert not caught.out and sorted(out.parent.iterdir()) == before
+    assert all(warning.startswith('warning: ') for warning in warnings)
     return caught.err
 
 
@@ -229,7 +231,7 @@ def test_a_file_of_documents_without_a_hop_count_is_named(tmp_path):
 
 
 @pytest.mark.fault('kin-files', 'a folder with a text in Latin-1')
-def test_a_text_that_cannot_be_read_is_a_file_and_no_line(tmp_path, capsys, caplog, user_reads):
+def test_a_text_that_cannot_be_read_is_a_file_and_no_line(tmp_path, capsys, user_reads):
     texts = tmp_path / 'texts'
     texts.mkdir()
     (texts / 'a.txt').write_text(f'A\n{FILLER}')
@@ -239,7 +241,7 @@ def test_a_text_that_cannot_be_read_is_a_file_and_no_line(tmp_path, capsys, capl
     error = refused(capsys, tmp_path / 'out.jsonl', *arguments)
     assert f'inputs: {texts}/b.txt: cannot be read as a text' in error
     assert error.endswith('save it as UTF-8); correct the file\n')
-    assert f'{texts}: 1 of 3 files are left out: 1 .pdf' in caplog.text
+    assert f'{texts}: 1 of 3 files are left out: 1 .pdf' in error
     user_reads(error)
 
 

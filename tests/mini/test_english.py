@@ -193,15 +193,6 @@ def test_a_disguise_is_consistent_and_keeps_the_rest(texts):
         assert disguise('He met Pierre Curie.') == f'{disguise("He")} met {disguise("Marie")}.'
 
 
-def test_splits_are_disjoint_and_have_their_sizes():
-    titles = [f'Title {number}' for number in range(4000)]
-    splits = [base_english.split_of(title) for title in titles]
-    shares = {name: splits.count(name) / len(splits) for name in set(splits)}
-    assert shares.keys() == {'train', 'development', 'held_out'}
-    assert abs(shares['train'] - 0.70) < 0.03
-    assert abs(shares['held_out'] - 0.25) < 0.03
-
-
 def test_a_training_writes_folders(tmp_path, monkeypatch, small):
     # Stocks of other sizes would be empty: fifteen texts are few.
     monkeypatch.setattr(base_english, 'PASSAGE_WORDS', (50,))

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import filecmp
-import functools
 import hashlib
 import math
 import os
 import pathlib
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any, NamedTuple
 
@@ -229,15 +227,6 @@ def refuse(config: Any, problems: Iterable[Problem] | None) -> None:
     """Raises ConfigError with the line about the first problem, if there is one."""
     for problem in problems or ():
         raise ConfigError(line_about(config, problem))
-
-
-def warn(line: str) -> None:
-    """Prints a warning on standard error."""
-    print(f'warning: {line}', file=sys.stderr)
-
-
-# For what a command may read several times.
-warn_once = functools.cache(warn)
 
 
 # ---- prompts ---------------------------------------------------------------------------------------

@@ -358,9 +358,6 @@ def _add_passages(
     }
 
 
-# ---- questions -----------------------------------------------------------------------------------------
-
-
 def _repeated_sentences(
     passages: Iterable[tuple[int, Record]], candidates: Iterable[str]
 ) -> set[str]:
@@ -426,11 +423,7 @@ def _take(
     return [question for _, question in ranked[:count]]
 
 
-# ---- split by document -----------------------------------------------------------------------------
-#
 # The documents with the lowest hashes of their names are held out.
-
-
 # Largest share of the documents that is held out, which a small corpus reaches. All others may be trained on.
 MAX_SHARE = 0.4
 # Share of a large corpus that is held out, so that the questions come from many documents.

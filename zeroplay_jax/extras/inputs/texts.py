@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Set
 from zeroplay_jax.extras.inputs.sentences import split_text
 from zeroplay_jax.extras.inputs.titles import split_title, without_front_matter
 from zeroplay_jax.retrieval import json_text
-from zeroplay_jax.retrieval.corpus import BadLines, warn_once
+from zeroplay_jax.retrieval.command import warn_once
+from zeroplay_jax.retrieval.corpus import BadLines
 from zeroplay_jax.retrieval.json_text import Unusable
 from zeroplay_jax.retrieval.rows import COMPRESSED
 from zeroplay_jax.retrieval.types import Record, contents, short, split

@@ -265,10 +265,17 @@ class _Session:
 
 
 def first_cause(error: BaseException | None) -> BaseException:
-    """Returns the innermost first error: task groups of the library wrap a cause, possibly several times."""
-    while isinstance(error, BaseExceptionGroup) and error.exceptions:
-        error = error.exceptions[0]
-    return error or ConnectionError('the session ended')
+    """Returns the first error in groups of task groups; that a connection was closed only if there is no other."""
+    causes: list[BaseException] = []
+    pending = [error]
+    while pending:
+        cause = pending.pop()
+        if isinstance(cause, BaseExceptionGroup):
+            pending += reversed(cause.exceptions)
+        elif cause is not None:
+            causes.append(cause)
+    causes.sort(key=lambda cause: isinstance(cause, MCPError))
+    return causes[0] if causes else ConnectionError('the session ended')
 
 
 @contextlib.asynccontextmanager
