@@ -30,7 +30,6 @@ from .command import similar_path
 from .corpus import Corpus
 from .index import Bm25Index, ExactIndex, ScannIndex
 from .lexical import LexicalEncoder
-from .rows import COMPRESSED
 from .types import Encoder, RetrievalError
 
 KINDS = ('scann', 'exact', 'bm25')
@@ -42,10 +41,6 @@ _LIBRARIES = ('jax', 'numpy', 'scann', 'tensorflow-text', 'bm25s')
 _LIBRARY_OF_KIND = {'scann': 'scann', 'bm25': 'bm25s'}
 # Parameters of `ScannIndex`.
 SCANN_PARAMETERS = ('leaves', 'leaves_searched', 'reorder')
-# Estimated size of a decompressed corpus, as a multiple of the compressed file.
-_COMPRESSION = 4
-# The same of the corpus on disk, as a multiple of the decompressed file.
-_CORPUS_SIZE = 1.25
 
 AnyIndex = ExactIndex | Bm25Index
 
@@ -84,7 +79,7 @@ def build(
       hosts: number of hosts that share the encoding.
 
     Raises:
-      RetrievalError: bad input, an `out` that exists, a stage before its predecessor, too little disk space.
+      RetrievalError: bad input, an `out` that exists, or a stage before its predecessor.
     """
     needs_encoder = kind != 'bm25'
     valid_encoder = (encoder is not None) == needs_encoder
@@ -166,9 +161,6 @@ def _corpus_stage(
     # A plan without a corpus is of a source that was refused; it may have been corrected since.
     plan_path.unlink(missing_ok=True)
     shards.check_or_write_plan(plan_path, plan)
-    if source.suffix.lower() in (*COMPRESSED, '.parquet'):
-        size *= _COMPRESSION
-    _need_space(staging, size * _CORPUS_SIZE)
     # Renamed when complete, like the whole index.
     unfinished = staging / '.corpus'
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -186,8 +178,6 @@ def _encode_stage(
     corpus = corpus_lib.Corpus(staging / 'corpus')
     # The shards store the hash of the corpus, so that those of another corpus are refused.
     summary = _corpus_summary(staging)
-    # 4 bytes per component, once in the shards and once in the file assembled from them.
-    _need_space(staging, 8 * len(corpus) * encoder.dimension)
 
     def texts(rows: range) -> Iterator[str]:
         return (corpus.record(row).contents for row in rows)
@@ -302,7 +292,7 @@ def open_index(
     if kind == 'bm25':
         index = Bm25Index(corpus, saved=folder / 'bm25')
         # Queries must have the words of the passages.
-        differences = _differences(manifest['parameters'], index.parameters)
+        differences = shards.differences(manifest['parameters'], index.parameters)
         if differences:
             raise RetrievalError(
                 f'{folder}: this version has other settings of BM25 ({differences}); build the index again'
@@ -376,37 +366,17 @@ def _check_encoder(
     built: Mapping[str, Any], current: Mapping[str, Any], folder: pathlib.Path
 ) -> None:
     """Raises RetrievalError if an encoder has other settings than the one that the index in a folder was built with."""
-    differences = _differences(built, current)
+    differences = shards.differences(built, current)
     if differences:
         raise RetrievalError(
             f'{folder}: the encoder differs from that of the index ({differences}); give the same'
         )
 
 
-def _differences(built: Mapping[str, Any], current: Mapping[str, Any]) -> str:
-    """Returns the settings in which an index differs from what is given; '' without any."""
-    differences = []
-    for key in sorted({*built, *current}):
-        if built.get(key) != current.get(key):
-            differences.append(f'{key}: {built.get(key)!r} built, {current.get(key)!r} given')
-    return '; '.join(differences)
-
-
 def _corpus_summary(folder: pathlib.Path) -> dict[str, Any]:
     """Returns {'sha256', 'passages', 'skipped', 'source'} of the corpus in an index folder, see `_corpus_stage`."""
     path = folder / 'corpus' / 'about.json'
     return json_text.load_object(path, 'remove the folder and build again')
-
-
-def _need_space(folder: pathlib.Path, required: float) -> None:
-    """Raises RetrievalError if the disk has fewer than `required` free bytes."""
-    # Checked in advance, because encoding takes hours.
-    free = shutil.disk_usage(folder).free
-    if free < required:
-        raise RetrievalError(
-            f'{folder}: {required / 1e9:.1f} GB are needed there, {free / 1e9:.1f} GB are free; free some or choose '
-            'another --out'
-        )
 
 
 # Version of the folder's layout.
