@@ -42,27 +42,18 @@ def json_lines(passages):
     return '\n'.join(lines)
 
 
-def tsv(passages):
-    rows = ['id\ttext\ttitle']
-    for row, (title, text) in enumerate(passages):
-        cells = [str(row + 1), text.replace('\n', ' '), title]
-        rows.append('\t'.join('"' + cell.replace('"', '""') + '"' for cell in cells))
-    return '\n'.join(rows)
-
-
 def written(tmp_path, form, passages=PASSAGES):
     """A corpus of these passages: in memory, or read from a file."""
     if form == 'memory':
         return MemoryCorpus(*zip(*passages))
-    path, out = tmp_path / ('c.tsv' if form == 'tsv' else 'c.jsonl'), tmp_path / form
-    text = tsv(passages) if form == 'tsv' else json_lines(passages)
-    path.write_text(text, encoding='utf-8')
+    path, out = tmp_path / 'c.jsonl', tmp_path / form
+    path.write_text(json_lines(passages), encoding='utf-8')
     out.mkdir()
     corpus_lib.write(path, out)
     return Corpus(out)
 
 
-@pytest.mark.parametrize('form', ['jsonl', 'tsv', 'memory'])
+@pytest.mark.parametrize('form', ['jsonl', 'memory'])
 def test_consecutive_passages_of_one_title_are_a_document(tmp_path, form):
     corpus = written(tmp_path, form)
     for rows in DOCUMENTS:
@@ -78,7 +69,6 @@ def test_consecutive_passages_of_one_title_are_a_document(tmp_path, form):
     'form,ids',
     [
         ('jsonl', 'p0 p1 p2 p3 p4 p5 p6 p7'),
-        ('tsv', '1 2 3 4 5 6 7 8'),
         ('memory', '0 1 2 3 4 5 6 7'),
     ],
 )
