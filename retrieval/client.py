@@ -17,7 +17,7 @@ import contextlib
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -61,7 +61,7 @@ class Backend(Protocol):
 
         Raises:
           RetrievalError: a query is invalid; the client then finds it by bisection.
-          SearchFailed: the search failed for another reason; all queries of the call count as failed.
+          Exception: the search failed for another reason; all queries of the call count as failed.
         """
         ...
 
@@ -277,8 +277,8 @@ class Client:
         except SearchFailed as error:
             self.last_failure = str(error)
         except Exception as error:
-            # A defect of the backend. It must not leave here uncounted: tools turn exceptions into observations, and
-            # the run would train on searches that all failed.
+            # Of an index, its corpus or another backend. It must not leave here uncounted: tools turn exceptions into
+            # observations, and the run would train on searches that all failed.
             self.last_failure = f'{type(error).__name__}: {error}'
         return [_FAILED] * len(requests)
 
@@ -348,15 +348,14 @@ class InProcess:
 
     def retrieve(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """Returns the passages of each query; see `Backend.retrieve`."""
-        with _failures():
-            results: list[list[Passage]] = []
-            for records in search_records(self.index, queries, k):
-                results.append([])
-                for record, score in records:
-                    title, text = split(record.contents)
-                    passage = {'id': record.id, 'title': title, 'text': text, 'score': score}
-                    results[-1].append(passage)
-            return results
+        results: list[list[Passage]] = []
+        for records in search_records(self.index, queries, k):
+            results.append([])
+            for record, score in records:
+                title, text = split(record.contents)
+                passage = {'id': record.id, 'title': title, 'text': text, 'score': score}
+                results[-1].append(passage)
+        return results
 
     def open(
         self, references: Sequence[str], pages: Sequence[int], words_per_page: int
@@ -371,32 +370,17 @@ class InProcess:
         Raises:
           CannotOpen: the search server has no whole documents.
           RetrievalError: a reference is invalid.
-          SearchFailed: the call failed for another reason.
+          Exception: the corpus cannot be read.
         """
         corpus = self.index.corpus
-        with _failures():
-            opened_pages = []
-            for reference, page in zip(references, pages, strict=True):
-                opened_pages.append(document_page(corpus, reference, page, words_per_page))
-            return opened_pages
+        return [
+            document_page(corpus, reference, page, words_per_page)
+            for reference, page in zip(references, pages, strict=True)
+        ]
 
     def ready(self) -> bool:
         """Returns True: the index was loaded before this object was created."""
         return True
-
-
-@contextlib.contextmanager
-def _failures() -> Iterator[None]:
-    """Turns exceptions of an index or its corpus into SearchFailed, which the client counts instead of ending the run.
-
-    A RetrievalError stays: a query, a reference or its page number is at fault.
-    """
-    try:
-        yield
-    except RetrievalError:
-        raise
-    except Exception as error:
-        raise SearchFailed(f'{type(error).__name__}: {error}') from error
 
 
 @dataclasses.dataclass(eq=False)
