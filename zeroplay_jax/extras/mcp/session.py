@@ -41,10 +41,6 @@ for _name in ('mcp', 'client'):
 _Value = TypeVar('_Value')
 
 
-class RefusedCall(Exception):
-    """The server answered that it cannot run this call; the message is its own."""
-
-
 class _NotSent(Exception):
     """The server cannot have seen the request."""
 
@@ -81,7 +77,6 @@ class Connection:
 
         Raises:
           TimeoutError: no result within that many seconds.
-          RefusedCall: the server refused the arguments.
           Exception: anything else; the call may have been run.
         """
         return _result_of(self._call(tool, arguments), seconds)
@@ -111,10 +106,6 @@ class Connection:
         session = await self._take()
         try:
             reply = await session.run(session.call(tool, arguments))
-        except RefusedCall:
-            self._unanswered = 0
-            self._give_back(session)
-            raise
         except BaseException as error:
             is_late = isinstance(error, asyncio.CancelledError)
             self._unanswered = self._unanswered + 1 if is_late else 0
@@ -246,9 +237,11 @@ class _Session:
         try:
             return await self._client.session.send_request(request, mcp_types.CallToolResult)
         except MCPError as error:
-            if error.code == mcp_types.INVALID_PARAMS:
-                raise RefusedCall(error.error.message) from error
-            raise
+            if error.code != mcp_types.INVALID_PARAMS:
+                raise
+            # The server's own message tells the policy how to correct the call.
+            text = mcp_types.TextContent(type='text', text=error.error.message)
+            return mcp_types.CallToolResult(content=[text], is_error=True)
 
     def abandon(self) -> None:
         """Ends the session in the background."""
