@@ -122,13 +122,10 @@ def show_messages(level: int = logging.INFO) -> None:
     logging.getLogger('jax').setLevel(logging.WARNING)
 
 
-def warn(line: str) -> None:
-    """Prints a warning on standard error."""
+@functools.cache
+def warn_once(line: str) -> None:
+    """Prints a warning on standard error, once: it is true of many lines of a file, or of files that are read twice."""
     print(f'warning: {line}', file=sys.stderr)
-
-
-# For what is true of many lines of a file, or is read several times.
-warn_once = functools.cache(warn)
 
 
 # The line after Ctrl-C of a command that goes on where it was.

@@ -19,7 +19,7 @@ from zeroplay_jax.extras import load_extra
 from zeroplay_jax.policy import adapter_config
 from zeroplay_jax.policy.adapter_config import base_folder, holds_other_weights, is_adapter
 from zeroplay_jax.retrieval import downloads, masking
-from zeroplay_jax.retrieval.command import similar_path, warn
+from zeroplay_jax.retrieval.command import similar_path
 from zeroplay_jax.retrieval.types import short
 from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.selfplay.library import has_index
@@ -33,6 +33,7 @@ from zeroplay_jax.settings.kinds import (
     leaves,
     prompts_name,
     refuse,
+    warn,
 )
 from zeroplay_jax.settings.schema import ALL_LINEARS, Config
 from zeroplay_jax.types import UserError

@@ -20,7 +20,6 @@ from zeroplay_jax.learner.weights_view import FrozenBase, publisher
 from zeroplay_jax.policy import adapter_config, adapters, hf, sharding
 from zeroplay_jax.policy.stored_tensors import checked_headers
 from zeroplay_jax.policy.transformer import ModelConfig, Params
-from zeroplay_jax.retrieval.command import warn
 from zeroplay_jax.retrieval.jax_options import all_devices
 from zeroplay_jax.rollout.prompts import Prompt, select
 from zeroplay_jax.rollout.sampler import Sampler, SamplerConfig
@@ -59,6 +58,7 @@ from zeroplay_jax.settings.kinds import (
     Problem,
     is_server,
     refuse,
+    warn,
 )
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.tools.base import Tool

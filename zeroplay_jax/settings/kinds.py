@@ -8,6 +8,7 @@ import math
 import os
 import pathlib
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any, NamedTuple
 
@@ -227,6 +228,11 @@ def refuse(config: Any, problems: Iterable[Problem] | None) -> None:
     """Raises ConfigError with the line about the first problem, if there is one."""
     for problem in problems or ():
         raise ConfigError(line_about(config, problem))
+
+
+def warn(line: str) -> None:
+    """Prints a warning on standard error."""
+    print(f'warning: {line}', file=sys.stderr)
 
 
 # ---- prompts ---------------------------------------------------------------------------------------

@@ -33,7 +33,6 @@ from zeroplay_jax.extras.buckets.workdir import (
 from zeroplay_jax.learner import checkpoint
 from zeroplay_jax.learner.checkpoint import FOLDER, saved_steps
 from zeroplay_jax.retrieval import objects, progress
-from zeroplay_jax.retrieval.command import warn
 from zeroplay_jax.retrieval.downloads import THREADS
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.run.run_folder import Place
@@ -41,6 +40,7 @@ from zeroplay_jax.runtime import workdir as run_workdir
 from zeroplay_jax.runtime.disk import file_digests
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.runtime.record import FILE_NAME
+from zeroplay_jax.settings.kinds import warn
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.types import Preempted, TrainingStopped, UserError
 

@@ -15,8 +15,7 @@ from zeroplay_jax.extras.plan.machines import CHIPS, GIB, GPUS, Machine, catalog
 from zeroplay_jax.extras.plan.memory import ERROR, Memory, Roles, memory_of, roles_of
 from zeroplay_jax.extras.plan.sizes import Sizes, sizes_of
 from zeroplay_jax.policy.adapter_config import refuse_feed_forward
-from zeroplay_jax.retrieval.command import warn
-from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, ConfigError
+from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, ConfigError, warn
 from zeroplay_jax.types import UserError
 
 _MESH = ('mesh.replica', 'mesh.fsdp', 'mesh.model')
