@@ -98,7 +98,7 @@ class BadLines:
         self.first = self.first or f'line {number}: {reason}'
         place = f'{self.source}:{number}'
         if text:
-            place = self.source / text if self.source.is_dir() else self.source
+            place = str(self.source / text if self.source.is_dir() else self.source)
             reason = f'cannot be read as a text ({reason})'
         if self.strict:
             unit = 'file' if text else 'line'

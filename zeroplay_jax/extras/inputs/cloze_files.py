@@ -336,8 +336,8 @@ def _repeated_sentences(
 
     Such a sentence does not belong to one passage, and another copy may be trained on.
     """
-    asked = [passage.sentences for passage in itertools.chain.from_iterable(candidates.values())]
-    asked += [each.sentences for each in found_chains]
+    asked: list[Sequence[str]] = [each.sentences for each in found_chains]
+    asked += [passage.sentences for passage in itertools.chain.from_iterable(candidates.values())]
     counts = {text.lower(): 0 for text in itertools.chain.from_iterable(asked)}
     # All passages are searched, not only usable ones (`parse`): any copy of a sentence makes it repeated.
     for _, record in passages:

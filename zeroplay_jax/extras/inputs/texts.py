@@ -132,8 +132,9 @@ def visible_files(folder: pathlib.Path) -> list[pathlib.Path]:
             continue
         visited.add(target)
         # Folders have their own name rather than that of a link beside them.
-        folders.sort(key=lambda name, place=place: (os.path.islink(f'{place}/{name}'), name))
-        folders[:] = [name for name in folders if not name.startswith('.')]
+        visible = sorted(name for name in folders if not name.startswith('.'))
+        links = [name for name in visible if os.path.islink(os.path.join(place, name))]
+        folders[:] = [name for name in visible if name not in links] + links
         files = [pathlib.Path(place, name) for name in names if not name.startswith('.')]
         paths += [path for path in files if path.is_file()]
     return sorted(paths)

@@ -206,7 +206,7 @@ def _server(name: str, where: str, entry: Json) -> McpServer:
     if unknown:
         logging.warning('%s: not used: %s', where, ', '.join(map(repr, unknown)))
     try:
-        server = McpServer.model_validate(entry | {'name': name, 'where': where})
+        server = McpServer.model_validate({**entry, 'name': name, 'where': where})
     except pydantic.ValidationError as error:
         # Without the value, which may be a secret.
         problem = error.errors()[0]

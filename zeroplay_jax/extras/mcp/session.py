@@ -275,11 +275,14 @@ def first_cause(error: BaseException | None) -> BaseException:
 async def _transport(server: McpServer) -> AsyncIterator[tuple[Any, Any]]:
     """Yields the streams of a server, of which a process is started and ended."""
     async with contextlib.AsyncExitStack() as stack:
-        errors = stack.enter_context(tempfile.TemporaryFile()) if server.command else None
-        if errors:
+        errors = None
+        if server.command:
+            file = tempfile.TemporaryFile('w+', encoding='utf-8', errors='replace')
+            errors = stack.enter_context(file)
             # It gets PATH, HOME and the like: secrets of this process are none of its business.
-            fields = {'command': server.command, 'args': server.args, 'env': server.env}
-            parameters = StdioServerParameters(**fields, cwd=server.cwd)
+            parameters = StdioServerParameters(
+                command=server.command, args=server.args, env=server.env, cwd=server.cwd
+            )
             transport = stdio_client(parameters, errors)
         else:
             client = await stack.enter_async_context(web.open_client(server.headers, server.url))
@@ -337,7 +340,7 @@ class _Messages:
             if self._errors is None:
                 raise
             self._errors.seek(0)
-            lines = self._errors.read().decode(errors='replace').strip('\0 \n').splitlines()
+            lines = self._errors.read().strip('\0 \n').splitlines()
             raise ConnectionError(': '.join(['its process ended', *lines[-1:]])) from None
         if self._errors:
             # Errors before a reply are not those with which the process ends.
