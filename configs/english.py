@@ -27,7 +27,7 @@ def get_config(folder=''):
     cloze_files = load_extra('inputs', 'cloze_files')
     config = common.get_config('drzero')
     config.policy.path = str(ENGLISH_CHECKPOINT)
-    config.schedule.update(iterations=2, hop_ratio=cloze_files.ratio_of_hops(two_hops=False))
+    config.schedule.update(iterations=2, hop_ratio=cloze_files.hop_ratio())
 
     # One device per core; on a GPU or TPU, those that it has.
     config.cpu_devices = 2

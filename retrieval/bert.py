@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -115,95 +116,48 @@ def _positive(
     return value
 
 
-class _Tensors:
-    """Reads parameters from an open safetensors file and checks their shapes."""
-
-    def __init__(self, file: Any, path: pathlib.Path, dtype: str):
-        self._file = file
-        self._path = path
-        self._dtype = dtype
-        # Checkpoints with a task head keep the encoder under the prefix 'bert.'.
-        self._stored_names: dict[str, str] = {}
-        for stored_name in file.keys():  # noqa: SIM118 – not a mapping
-            self._stored_names[stored_name.removeprefix('bert.')] = stored_name
-
-    def tensor(self, name: str, *shape: int) -> Float[Array, ' ...']:
-        """Returns a tensor in the dtype of the constructor.
-
-        Raises:
-          RetrievalError: the file has no such tensor, or `shape` is given and its shape differs.
-        """
-        if name not in self._stored_names:
-            raise RetrievalError(f'{self._path}: no tensor {name}; give a whole BERT checkpoint')
-        stored_name = self._stored_names[name]
-        dtype = self._file.get_slice(stored_name).get_dtype()
-        if dtype not in _DTYPES:
-            raise RetrievalError(
-                f'{self._path}: {name} has dtype {dtype}; supported: {", ".join(_DTYPES)}'
-            )
-        value = self._file.get_tensor(stored_name).astype(self._dtype)
-        if not jnp.isfinite(value).all():
-            raise RetrievalError(
-                f'{self._path}: {name} has numbers that are not finite; download it again'
-            )
-        if shape and value.shape != shape:
-            raise RetrievalError(
-                f'{self._path}: {name} is {value.shape}, config.json says {shape}; '
-                'give files of one checkpoint'
-            )
-        return value
-
-    def norm(self, name: str, size: int) -> Params:
-        """Returns scale and bias of a layer norm."""
-        return {
-            'scale': self.tensor(f'{name}.weight', size),
-            'bias': self.tensor(f'{name}.bias', size),
-        }
-
-    def dense(self, *names: str) -> Params:
-        """Returns kernel and bias of dense layers with the same input, concatenated along their outputs."""
-        # PyTorch stores a kernel as [output, input].
-        kernels = [self.tensor(f'{name}.weight').T for name in names]
-        biases = [self.tensor(f'{name}.bias') for name in names]
-        return {'kernel': jnp.concatenate(kernels, 1), 'bias': jnp.concatenate(biases)}
-
-    def layer(self, number: int, size: int) -> Params:
-        """Returns the parameters of one transformer layer."""
-        base = f'encoder.layer.{number}'
-        attention = f'{base}.attention.self'
-        # One matrix for queries, keys and values: one large product instead of three.
-        projections = [f'{attention}.query', f'{attention}.key', f'{attention}.value']
-        return {
-            'qkv': self.dense(*projections),
-            'out': self.dense(f'{base}.attention.output.dense'),
-            'attention_norm': self.norm(f'{base}.attention.output.LayerNorm', size),
-            'up': self.dense(f'{base}.intermediate.dense'),
-            'down': self.dense(f'{base}.output.dense'),
-            'norm': self.norm(f'{base}.output.LayerNorm', size),
-        }
+# Parameters of a layer → the modules of the checkpoint that they are of: dense layers with the same input become one
+# large product instead of three.
+_LAYER = {
+    'qkv': ('attention.self.query', 'attention.self.key', 'attention.self.value'),
+    'out': ('attention.output.dense',),
+    'attention_norm': ('attention.output.LayerNorm',),
+    'up': ('intermediate.dense',),
+    'down': ('output.dense',),
+    'norm': ('output.LayerNorm',),
+}
 
 
 def load_params(folder: pathlib.Path, config: BertConfig, dtype: str = 'float32') -> Params:
     """Returns the parameters in `model.safetensors`, converted to `dtype`.
 
     Raises:
-      RetrievalError: no such file, or a tensor that is missing or of another shape.
+      RetrievalError: no such file, or a tensor that is missing, of another shape or not finite.
     """
     path = folder / 'model.safetensors'
-    size = config.hidden_size
     try:
         with safe_open(path, framework='flax') as file:
-            tensors = _Tensors(file, path, dtype)
-            positions = tensors.tensor(
-                'embeddings.position_embeddings.weight', config.positions, size
-            )
-            token_types = tensors.tensor('embeddings.token_type_embeddings.weight')
-            layers = [tensors.layer(number, size) for number in range(config.layers)]
+            read = _reader(file, path, dtype)
+            positions = read('embeddings.position_embeddings.weight')
+            shape = (config.positions, config.hidden_size)
+            if positions.shape != shape:
+                raise RetrievalError(
+                    f'{path}: its positions are {positions.shape}, config.json says {shape}; give files of one '
+                    'checkpoint'
+                )
+            layers = []
+            for number in range(config.layers):
+                layer = {}
+                for part, modules in _LAYER.items():
+                    names = [f'encoder.layer.{number}.{module}' for module in modules]
+                    layer[part] = _module(read, *names)
+                layers.append(layer)
+            # Every text has token type 0, so that type's embedding is added to the positions here, once.
+            token_types = read('embeddings.token_type_embeddings.weight')
             return {
-                'words': tensors.tensor('embeddings.word_embeddings.weight'),
-                # Every text has token type 0, so that type's embedding is added to the positions here, once.
+                'words': read('embeddings.word_embeddings.weight'),
                 'positions': positions + token_types[0],
-                'norm': tensors.norm('embeddings.LayerNorm', size),
+                'norm': _module(read, 'embeddings.LayerNorm'),
                 'layers': layers,
             }
     except OSError as error:
@@ -214,6 +168,40 @@ def load_params(folder: pathlib.Path, config: BertConfig, dtype: str = 'float32'
         raise RetrievalError(
             f'{path}: damaged or not safetensors ({error}); download it again'
         ) from error
+
+
+def _reader(file: Any, path: pathlib.Path, dtype: str) -> Callable[[str], Float[Array, ' ...']]:
+    """Returns a function that reads a tensor of an open safetensors file; it raises RetrievalError."""
+    # Checkpoints with a task head keep the encoder under the prefix 'bert.'.
+    stored = {name.removeprefix('bert.'): name for name in file.keys()}  # noqa: SIM118 – not a mapping
+
+    def read(name: str) -> Float[Array, ' ...']:
+        if name not in stored:
+            raise RetrievalError(f'{path}: no tensor {name}; give a whole BERT checkpoint')
+        kind = file.get_slice(stored[name]).get_dtype()
+        if kind not in _DTYPES:
+            raise RetrievalError(
+                f'{path}: {name} has dtype {kind}; supported: {", ".join(_DTYPES)}'
+            )
+        value = file.get_tensor(stored[name]).astype(dtype)
+        if not jnp.isfinite(value).all():
+            raise RetrievalError(
+                f'{path}: {name} has numbers that are not finite; download it again'
+            )
+        return value
+
+    return read
+
+
+def _module(read: Callable[[str], Float[Array, ' ...']], *names: str) -> Params:
+    """Returns scale and bias of a layer norm, or kernel and bias of dense layers, concatenated along their outputs."""
+    weights = [read(f'{name}.weight') for name in names]
+    biases = [read(f'{name}.bias') for name in names]
+    if weights[0].ndim == 1:
+        return {'scale': weights[0], 'bias': biases[0]}
+    # PyTorch stores a kernel as [output, input].
+    kernels = [weight.T for weight in weights]
+    return {'kernel': jnp.concatenate(kernels, 1), 'bias': jnp.concatenate(biases)}
 
 
 @functools.partial(jax.jit, static_argnums=0)

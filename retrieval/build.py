@@ -34,8 +34,6 @@ from .types import Encoder, RetrievalError
 
 # Arguments of an encoder that is a checkpoint.
 _ENCODING = ('query_prefix', 'passage_prefix', 'max_tokens', 'encoder_dtype')
-# Arguments of `ScannIndex`.
-_SCANN = ('leaves', 'leaves_searched', 'reorder')
 # Arguments → what they need. Elsewhere they would have no effect, so they are refused.
 _NEEDS: tuple[tuple[tuple[str, ...], Callable[[argparse.Namespace], bool], str], ...] = (
     (
@@ -49,7 +47,7 @@ _NEEDS: tuple[tuple[tuple[str, ...], Callable[[argparse.Namespace], bool], str],
         'the encoder lexical does not take it; take it away, or choose another --encoder',
     ),
     (
-        _SCANN,
+        folder.SCANN_PARAMETERS,
         lambda args: args.kind == 'scann',
         'is for ScaNN alone; take it away, or choose --kind scann',
     ),
@@ -131,7 +129,7 @@ def _run(args: argparse.Namespace) -> None:
         encoder = _encoder(args)
     parameters = {}
     if args.kind == 'scann':
-        parameters = {name: getattr(args, name) for name in _SCANN}
+        parameters = {name: getattr(args, name) for name in folder.SCANN_PARAMETERS}
     source = pathlib.Path(downloads.fetch(args.corpus))
     folder.build(
         source,

@@ -17,13 +17,14 @@ import contextlib
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
 from . import web
 from .corpus import DocumentPage, document_page
+from .json_text import Unusable, parse_object
 from .masking import hide
 from .replies import MalformedReply, ReportedFailure, page, parse_results, passages
 from .types import (
@@ -60,7 +61,7 @@ class Backend(Protocol):
 
         Raises:
           RetrievalError: a query is invalid; the client then finds it by bisection.
-          SearchFailed: the search failed for another reason; all queries of the call count as failed.
+          Exception: the search failed for another reason; all queries of the call count as failed.
         """
         ...
 
@@ -242,17 +243,14 @@ class Client:
             # Repeated and trivial requests count as cached.
             self._cached += len(requests) - len(new_requests)
             self._failed += sum(result is _FAILED for result in results)
-            self._store(name, endpoint, new_answers)
+            for request, answer in new_answers.items():
+                # A failure may be temporary, so it is not cached.
+                if answer is not _FAILED:
+                    self._cache[name, endpoint, *request] = answer
+            # The least recently used ones are dropped.
+            while len(self._cache) > self._cache_size:
+                self._cache.popitem(last=False)
         return results
-
-    def _store(self, name: str, endpoint: str, answers: dict[tuple, Any]) -> None:
-        """Adds answers to the cache and drops the least recently used ones; the caller holds the lock."""
-        for request, answer in answers.items():
-            # A failure may be temporary, so it is not cached.
-            if answer is not _FAILED and self._cache_size:
-                self._cache[name, endpoint, *request] = answer
-        while len(self._cache) > self._cache_size:
-            self._cache.popitem(last=False)
 
     def _ask(self, requests: list[tuple], ask: Callable[[list[tuple]], list[Any]]) -> list[Any]:
         """Returns the backend's answer to each request, `_FAILED` for one that failed; stores the last error's text.
@@ -279,8 +277,8 @@ class Client:
         except SearchFailed as error:
             self.last_failure = str(error)
         except Exception as error:
-            # A defect of the backend. It must not leave here uncounted: tools turn exceptions into observations, and
-            # the run would train on searches that all failed.
+            # Of an index, its corpus or another backend. It must not leave here uncounted: tools turn exceptions into
+            # observations, and the run would train on searches that all failed.
             self.last_failure = f'{type(error).__name__}: {error}'
         return [_FAILED] * len(requests)
 
@@ -350,15 +348,14 @@ class InProcess:
 
     def retrieve(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """Returns the passages of each query; see `Backend.retrieve`."""
-        with _failures():
-            results: list[list[Passage]] = []
-            for records in search_records(self.index, queries, k):
-                results.append([])
-                for record, score in records:
-                    title, text = split(record.contents)
-                    passage = {'id': record.id, 'title': title, 'text': text, 'score': score}
-                    results[-1].append(passage)
-            return results
+        results: list[list[Passage]] = []
+        for records in search_records(self.index, queries, k):
+            results.append([])
+            for record, score in records:
+                title, text = split(record.contents)
+                passage = {'id': record.id, 'title': title, 'text': text, 'score': score}
+                results[-1].append(passage)
+        return results
 
     def open(
         self, references: Sequence[str], pages: Sequence[int], words_per_page: int
@@ -373,32 +370,17 @@ class InProcess:
         Raises:
           CannotOpen: the search server has no whole documents.
           RetrievalError: a reference is invalid.
-          SearchFailed: the call failed for another reason.
+          Exception: the corpus cannot be read.
         """
         corpus = self.index.corpus
-        with _failures():
-            opened_pages = []
-            for reference, page in zip(references, pages, strict=True):
-                opened_pages.append(document_page(corpus, reference, page, words_per_page))
-            return opened_pages
+        return [
+            document_page(corpus, reference, page, words_per_page)
+            for reference, page in zip(references, pages, strict=True)
+        ]
 
     def ready(self) -> bool:
         """Returns True: the index was loaded before this object was created."""
         return True
-
-
-@contextlib.contextmanager
-def _failures() -> Iterator[None]:
-    """Turns exceptions of an index or its corpus into SearchFailed, which the client counts instead of ending the run.
-
-    A RetrievalError stays: a query, a reference or its page number is at fault.
-    """
-    try:
-        yield
-    except RetrievalError:
-        raise
-    except Exception as error:
-        raise SearchFailed(f'{type(error).__name__}: {error}') from error
 
 
 @dataclasses.dataclass(eq=False)
@@ -451,12 +433,10 @@ class Http(web.Exchange):
     def retrieve(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """Requests the passages of queries, at most `batch` queries at a time; see `Backend.retrieve`."""
         results = []
-        # A server refuses requests above its own limit.
-        for start in range(0, len(queries), self.batch):
-            chunk = list(queries[start : start + self.batch])
+        for chunk in self._batches(queries):
             # Scores are always requested: without them the reference server (Search-R1's) unpacks its results wrongly.
             body = {'queries': chunk, 'topk': k, 'return_scores': True}
-            results.extend(self._request('/retrieve', body, len(chunk), passages))
+            results += self._request('/retrieve', body, len(chunk), passages)
         return results
 
     def open(
@@ -464,18 +444,17 @@ class Http(web.Exchange):
     ) -> list[DocumentPage | None]:
         """Requests pages of documents, at most `batch` references at a time; see `InProcess.open`."""
         results = []
-        # A server refuses requests above its own limit.
-        for start in range(0, len(references), self.batch):
-            end = start + self.batch
-            chunk = list(references[start:end])
-            body = {
-                'references': chunk,
-                # One number per reference, although the protocol's field is in the singular.
-                'page': list(pages[start:end]),
-                'words_per_page': words_per_page,
-            }
-            results.extend(self._request('/open', body, len(chunk), page))
+        chunks = zip(self._batches(references), self._batches(pages), strict=True)
+        for chunk, numbers in chunks:
+            # One number per reference, although the protocol's field is in the singular.
+            body = {'references': chunk, 'page': numbers, 'words_per_page': words_per_page}
+            results += self._request('/open', body, len(chunk), page)
         return results
+
+    def _batches(self, items: Sequence[Any]) -> list[list[Any]]:
+        """Returns the items in lists of at most `batch`: a server refuses requests above its own limit."""
+        starts = range(0, len(items), self.batch)
+        return [list(items[start : start + self.batch]) for start in starts]
 
     def ready(self) -> bool:
         """Returns whether the server answers queries: whether GET /health, if it has that page, and a query succeed.
@@ -488,32 +467,31 @@ class Http(web.Exchange):
         """
         request = 'GET /health'
         # A server with that page may be too busy for a query.
-        may_be_busy = False
+        has_health = False
         try:
             reply = web.start(self.send(f'{self._base}/health')).result()
-            # FastAPI answers 404 for an unknown path, and 405 for a known path with another method.
-            has_health = reply.status_code not in (404, 405)
             self.problem = f'{request}: status {reply.status_code}'
-            if has_health and reply.status_code != 200:
+            # FastAPI answers 404 for an unknown path, and 405 for a known path with another method.
+            has_health = reply.status_code == 200
+            if not has_health and reply.status_code not in (404, 405):
                 return False
             if has_health:
                 # The client caches answers by this name: after a restart with another index it uses none of them.
-                self.name = self._name_in(reply)
-                may_be_busy = True
+                self.name = _name_in(reply.content) or self.address
             request = 'POST /retrieve'
             body = {'queries': ['ready'], 'topk': 1, 'return_scores': True}
             reply = web.start(self.send(f'{self._base}/retrieve', body)).result()
             self.problem = f'{request}: status {reply.status_code}'
-            if may_be_busy and reply.status_code in (404, 405):
+            if has_health and reply.status_code in (404, 405):
                 raise SearchFailed(
                     f'{self.address}: {self.problem}; give the address of a search server'
                 )
             if reply.status_code != 200:
-                return may_be_busy
+                return has_health
             parse_results(reply.content, 1, passages)
-        except (web.NoReply, ValueError) as error:
+        except web.NoReply as error:
             self.problem = f'{request}: {short(str(error))}'
-            return may_be_busy
+            return has_health
         except ReportedFailure as error:
             self.problem = f'{request}: {error}'
             return False
@@ -524,14 +502,6 @@ class Http(web.Exchange):
                 'address'
             ) from None
         return True
-
-    def _name_in(self, page: web.Reply) -> str:
-        """Returns the name of the index in a page of /health, which may be no JSON; the address if there is none."""
-        with contextlib.suppress(ValueError, RecursionError):
-            status = page.json()
-            if isinstance(status, dict) and isinstance(status.get('index'), str):
-                return status['index']
-        return self.address
 
     def _request(
         self, path: str, body: dict[str, Any], count: int, read: Callable[[Any], Any]
@@ -560,8 +530,13 @@ class Http(web.Exchange):
         def results(reply: web.Reply) -> list[Any]:
             if web.is_temporary(reply):
                 raise web.NoReply(f'status {reply.status_code}')
+            if path == '/open' and reply.status_code in (404, 405):
+                raise CannotOpen(
+                    f'{self.address} has no endpoint /open for whole documents; serve the index with '
+                    'python -m zeroplay_jax.retrieval.server'
+                )
             if reply.status_code >= 400:
-                self._raise_refusal(path, reply)
+                raise RetrievalError(f'{self.address} refused: {reply.text[:_QUOTED_CHARACTERS]}')
             # A proxy can answer 200 with its own text.
             try:
                 return parse_results(reply.content, count, read)
@@ -578,15 +553,6 @@ class Http(web.Exchange):
             # A server that refuses this request only has not failed.
             self._record_outcome(failure)
 
-    def _raise_refusal(self, path: str, reply: web.Reply) -> NoReturn:
-        """Raises CannotOpen if the server lacks /open, else RetrievalError; for replies with status 4xx but 429."""
-        if path == '/open' and reply.status_code in (404, 405):
-            raise CannotOpen(
-                f'{self.address} has no endpoint /open for whole documents; serve the index with '
-                'python -m zeroplay_jax.retrieval.server'
-            )
-        raise RetrievalError(f'{self.address} refused: {reply.text[:_QUOTED_CHARACTERS]}')
-
     def _record_outcome(self, failure: str) -> None:
         """Counts failed requests in a row; from the `breaker`-th on, each starts a pause of `breaker_seconds`.
 
@@ -601,3 +567,11 @@ class Http(web.Exchange):
             self._failed += 1
             if self._failed >= self.breaker:
                 self._paused_until = time.monotonic() + self.breaker_seconds
+
+
+def _name_in(page: bytes) -> str:
+    """Returns the name of the index in a page of /health, which may be no JSON; '' if there is none."""
+    with contextlib.suppress(Unusable):
+        name = parse_object(page).get('index')
+        return name if isinstance(name, str) else ''
+    return ''

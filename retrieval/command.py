@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import functools
 import itertools
 import logging
 import math
@@ -121,6 +122,12 @@ def show_messages(level: int = logging.INFO) -> None:
     logging.getLogger('jax').setLevel(logging.WARNING)
 
 
+@functools.cache
+def warn_once(line: str) -> None:
+    """Prints a warning on standard error, once: it is true of many lines of a file, or of files that are read twice."""
+    print(f'warning: {line}', file=sys.stderr)
+
+
 # The line after Ctrl-C of a command that goes on where it was.
 RESUMABLE = 'stopped; the same command resumes the work'
 
@@ -167,9 +174,6 @@ def one_line(run: Callable[[], None]) -> None:
         sys.exit(status)
 
 
-# ---- suggested paths -------------------------------------------------------------------------------
-
-
 # Names of a folder that are compared; a folder may have millions of files.
 _MAX_NAMES = 10_000
 
@@ -199,11 +203,7 @@ def similar_path(path: str | pathlib.Path) -> str:
     return ''
 
 
-# ---- quiet libraries -------------------------------------------------------------------------------
-#
 # C++ libraries write to the terminal directly, past the logging of Python.
-
-
 _STDERR = 2  # the file descriptor, which C++ writes to
 
 
@@ -228,12 +228,8 @@ def quiet() -> Iterator[None]:
             os.close(terminal)
 
 
-# ---- TensorFlow ------------------------------------------------------------------------------------
-#
 # Imported without Keras, which takes a third of the import time and is not used here, and without devices: it only
 # tokenizes, searches and logs here, and would reserve all memory of the GPUs.
-
-
 _LEGACY_KERAS = 'TF_USE_LEGACY_KERAS'
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import importlib
 import logging
@@ -28,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from . import progress
-from .command import similar_path
+from .command import similar_path, warn_once
 from .json_text import Unusable
 from .rows import MISSING, record_of, rows, suffix_of, title_like
 from .types import Passage, RetrievalError, short
@@ -84,20 +83,23 @@ class BadLines:
     count: int = 0
     first: str = ''
 
-    def add(self, number: int, reason: str, text: pathlib.Path | None = None) -> None:
+    def add(self, number: int, reason: str, text: str = '') -> None:
         """Counts a bad line (or file) and logs it or raises an error, as the constructor says.
 
         Args:
           number: number of the line, from 1.
           reason: why it is bad.
-          text: the file, if it is a text; it has no lines that count.
+          text: name of the file in the source, if it is a text; it has no lines that count.
 
         Raises:
           RetrievalError: `strict` is set.
         """
         self.count += 1
         self.first = self.first or f'line {number}: {reason}'
-        place = text or f'{self.source}:{number}'
+        place = f'{self.source}:{number}'
+        if text:
+            place = str(self.source / text if self.source.is_dir() else self.source)
+            reason = f'cannot be read as a text ({reason})'
         if self.strict:
             unit = 'file' if text else 'line'
             raise RetrievalError(f'{place}: {reason}; correct the {unit}{self.otherwise}')
@@ -198,12 +200,6 @@ def _texts() -> ModuleType:
         ) from None
 
 
-@functools.lru_cache
-def warn_once(line: str) -> None:
-    """Warns once of a line that is true of many passages, and of files that are read twice."""
-    logging.warning(line)
-
-
 def holds_texts(source: pathlib.Path) -> bool:
     """Returns whether a source is a folder of texts, or one text."""
     return source.is_dir() or source.suffix.lower() in _TEXT_SUFFIXES
@@ -292,14 +288,11 @@ class Corpus:
     def find_document(self, reference: str) -> range | None:
         """Returns the rows of the document with a passage id or an exact title; None if there is none.
 
-        The reference is tried as the source's own id, which searches return; then as a row number; then as a title, of
-        which the first document counts. (`passage` returns row numbers as ids, so they are accepted as well.)
+        The reference is tried as the source's own id, which searches return; then as a title, of which the first
+        document counts.
         """
         # Ids before titles: an id was copied from a search result, whereas a title may be a policy's guess.
         row = self._row_of('select row from passages where id = ?', reference)
-        number = row_number(reference)
-        if row is None and number is not None and number < len(self):
-            row = number
         if row is None and reference:
             row = self._row_of('select min(start) from documents where title = ?', reference)
         return None if row is None else self.document_rows(row)
@@ -467,14 +460,7 @@ def _refuse_repeated_ids(source: pathlib.Path, database: sqlite3.Connection) -> 
     )
 
 
-# ---- documents -------------------------------------------------------------------------------------
-#
 # Whole documents: the passages of one document joined and cut into pages of a fixed number of words.
-#
-# A corpus holds passages. A source that cuts long texts (an encyclopedia article, a file) into passages puts those of
-# one document in consecutive rows; `Corpus.document_rows` returns them and `Corpus.find_document` looks them up.
-
-
 # Words of a page where the caller does not choose: five passages of Wikipedia-18.
 WORDS_PER_PAGE = 500
 
@@ -540,15 +526,3 @@ def document_page(
     first_row = rows[0]
     title = corpus.passage(first_row)['title']
     return DocumentPage(title, page_text, page, pages, corpus.record(first_row).id)
-
-
-def row_number(reference: str) -> int | None:
-    """Returns the row number that a reference like '17' denotes; None for any other text, '017' included."""
-    # The length is checked first: converting a hostile text of a million digits takes seconds.
-    if len(reference) > 20 or not reference.isascii() or not reference.isdigit():
-        return None
-    number = int(reference)
-    # Leading zeros: '017' can be an id or a title, but never a row number as text.
-    if str(number) != reference:
-        return None
-    return number

@@ -30,7 +30,6 @@ from .command import similar_path
 from .corpus import Corpus
 from .index import Bm25Index, ExactIndex, ScannIndex
 from .lexical import LexicalEncoder
-from .rows import COMPRESSED
 from .types import Encoder, RetrievalError
 
 KINDS = ('scann', 'exact', 'bm25')
@@ -41,18 +40,7 @@ _LIBRARIES = ('jax', 'numpy', 'scann', 'tensorflow-text', 'bm25s')
 # Kind of the trained index → the library that reads its files: another version may read them differently.
 _LIBRARY_OF_KIND = {'scann': 'scann', 'bm25': 'bm25s'}
 # Parameters of `ScannIndex`.
-SCANN_PARAMETERS = (
-    'overfetch',
-    'reordered',
-    'leaves',
-    'leaves_searched',
-    'threshold',
-    'reorder',
-)
-# Estimated size of a decompressed corpus, as a multiple of the compressed file.
-_COMPRESSION = 4
-# The same of the corpus on disk, as a multiple of the decompressed file.
-_CORPUS_SIZE = 1.25
+SCANN_PARAMETERS = ('leaves', 'leaves_searched', 'reorder')
 
 AnyIndex = ExactIndex | Bm25Index
 
@@ -91,7 +79,7 @@ def build(
       hosts: number of hosts that share the encoding.
 
     Raises:
-      RetrievalError: bad input, an `out` that exists, a stage before its predecessor, too little disk space.
+      RetrievalError: bad input, an `out` that exists, or a stage before its predecessor.
     """
     needs_encoder = kind != 'bm25'
     valid_encoder = (encoder is not None) == needs_encoder
@@ -173,9 +161,6 @@ def _corpus_stage(
     # A plan without a corpus is of a source that was refused; it may have been corrected since.
     plan_path.unlink(missing_ok=True)
     shards.check_or_write_plan(plan_path, plan)
-    if source.suffix.lower() in (*COMPRESSED, '.parquet'):
-        size *= _COMPRESSION
-    _need_space(staging, size * _CORPUS_SIZE)
     # Renamed when complete, like the whole index.
     unfinished = staging / '.corpus'
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -193,8 +178,6 @@ def _encode_stage(
     corpus = corpus_lib.Corpus(staging / 'corpus')
     # The shards store the hash of the corpus, so that those of another corpus are refused.
     summary = _corpus_summary(staging)
-    # 4 bytes per component, once in the shards and once in the file assembled from them.
-    _need_space(staging, 8 * len(corpus) * encoder.dimension)
 
     def texts(rows: range) -> Iterator[str]:
         return (corpus.record(row).contents for row in rows)
@@ -309,7 +292,7 @@ def open_index(
     if kind == 'bm25':
         index = Bm25Index(corpus, saved=folder / 'bm25')
         # Queries must have the words of the passages.
-        differences = _differences(manifest['parameters'], index.parameters)
+        differences = shards.differences(manifest['parameters'], index.parameters)
         if differences:
             raise RetrievalError(
                 f'{folder}: this version has other settings of BM25 ({differences}); build the index again'
@@ -382,27 +365,12 @@ def _open_encoder(manifest: Mapping[str, Any], folder: str | None) -> Encoder:
 def _check_encoder(
     built: Mapping[str, Any], current: Mapping[str, Any], folder: pathlib.Path
 ) -> None:
-    """Raises RetrievalError if an encoder has other settings than the one that the index was built with.
-
-    Args:
-      built: settings of the encoder of the build.
-      current: settings of the encoder to be used.
-      folder: folder of the index, for the error text.
-    """
-    differences = _differences(built, current)
+    """Raises RetrievalError if an encoder has other settings than the one that the index in a folder was built with."""
+    differences = shards.differences(built, current)
     if differences:
         raise RetrievalError(
             f'{folder}: the encoder differs from that of the index ({differences}); give the same'
         )
-
-
-def _differences(built: Mapping[str, Any], current: Mapping[str, Any]) -> str:
-    """Returns the settings in which an index differs from what is given; '' without any."""
-    differences = []
-    for key in sorted({*built, *current}):
-        if built.get(key) != current.get(key):
-            differences.append(f'{key}: {built.get(key)!r} built, {current.get(key)!r} given')
-    return '; '.join(differences)
 
 
 def _corpus_summary(folder: pathlib.Path) -> dict[str, Any]:
@@ -411,27 +379,9 @@ def _corpus_summary(folder: pathlib.Path) -> dict[str, Any]:
     return json_text.load_object(path, 'remove the folder and build again')
 
 
-def _need_space(folder: pathlib.Path, required: float) -> None:
-    """Raises RetrievalError if the disk has fewer than `required` free bytes."""
-    # Checked in advance, because encoding takes hours.
-    free = shutil.disk_usage(folder).free
-    if free < required:
-        raise RetrievalError(
-            f'{folder}: {required / 1e9:.1f} GB are needed there, {free / 1e9:.1f} GB are free; free some or choose '
-            'another --out'
-        )
-
-
-# ---- manifest --------------------------------------------------------------------------------------
-#
-# The manifest of an index folder: what it was built from, and size and hashes of every file.
-#
-# Its own SHA-256 is in manifest.sha256, as `sha256sum --check` reads it.
-
-
 # Version of the folder's layout.
 FORMAT = 2
-# Name of the file with the hash of the manifest.
+# Name of the file with the hash of the manifest, as `sha256sum --check` reads it.
 CHECKSUM = 'manifest.sha256'
 # Opening an index reads this many blocks of every file, evenly spread with the first and the last one.
 BLOCKS = 16
@@ -542,12 +492,8 @@ def _sample(path: pathlib.Path) -> str:
     return total.hexdigest()
 
 
-# ---- texts without spaces --------------------------------------------------------------------------
-#
-# Languages that write no spaces between words cannot be searched by an index of words.
-
-
-# Thai and Lao, Burmese, Khmer, Japanese syllables, Chinese characters (also those of Japanese).
+# Languages that write no spaces between words, which an index of words cannot find: Thai and Lao, Burmese, Khmer,
+# Japanese syllables, Chinese characters (also those of Japanese).
 _WITHOUT_SPACES = re.compile(
     '[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\U00020000-\U0003ffff]'
 )

@@ -67,17 +67,6 @@ def check_queries(queries: Sequence[str], k: int, num_passages: int) -> None:
             )
 
 
-def check_vectors(vectors: Float[np.ndarray, 'passages dimension'], corpus: Corpus) -> None:
-    """Raises RetrievalError if a vector is not finite or its norm is not 1; the error names the passage."""
-    bad_rows = np.flatnonzero(~is_unit(vectors))
-    if bad_rows.size:
-        title = corpus.passage(int(bad_rows[0]))['title']
-        raise RetrievalError(
-            f'index: the vector of passage {bad_rows[0]}, {short(title)}, and {bad_rows.size - 1} more are not '
-            'finite and of length 1; correct the encoder or leave the passages out'
-        )
-
-
 class ExactIndex:
     """Scores every passage on the devices: the reference for other indexes, and the best choice for a small corpus.
 
@@ -127,7 +116,13 @@ class ExactIndex:
         """
         corpus = MemoryCorpus(titles, texts)
         vectors = encoder.encode(corpus.record(row).contents for row in range(len(corpus)))
-        check_vectors(vectors, corpus)
+        bad_rows = np.flatnonzero(~is_unit(vectors))
+        if bad_rows.size:
+            title = corpus.passage(int(bad_rows[0]))['title']
+            raise RetrievalError(
+                f'index: the vector of passage {bad_rows[0]}, {short(title)}, and {bad_rows.size - 1} more are not '
+                'finite and of length 1; correct the encoder or leave the passages out'
+            )
         return cls(encoder, corpus, vectors, **parameters)
 
     def __len__(self) -> int:
@@ -291,9 +286,6 @@ def _nearest(
     return best_scores, best_rows
 
 
-# ---- ScaNN -----------------------------------------------------------------------------------------
-
-
 # ScaNN learns √N leaves and 16 hash centres per block: too few passages make both noise, and a scan is faster.
 SCANN_MINIMUM = 1_000
 
@@ -301,8 +293,13 @@ SCANN_MINIMUM = 1_000
 _TRAINING_SAMPLE = 100_000
 # Leaves with fewer vectors are merged by ScaNN.
 _SMALLEST_LEAF = 10
-# Dimensions that one hash code of 4 bits covers.
+# Dimensions that one hash code of 4 bits covers, and the threshold of anisotropic quantisation (Guo et al. 2020).
 _DIMENSIONS_PER_BLOCK = 2
+_THRESHOLD = 0.2
+# Least number of candidates per query to score exactly; a search takes twice k if that is more. And how many of them
+# ScaNN scores a second time before.
+_OVERFETCH = 32
+_REORDERED = 128
 
 
 class ScannIndex(ExactIndex):
@@ -318,11 +315,8 @@ class ScannIndex(ExactIndex):
         encoder: Encoder,
         corpus: Corpus,
         vectors: Float[np.ndarray, ' ...'],
-        overfetch: int = 32,
-        reordered: int | None = None,
         leaves: int | None = None,
         leaves_searched: int | None = None,
-        threshold: float = 0.2,
         reorder: str = 'float32',
         saved: pathlib.Path | None = None,
     ):
@@ -332,15 +326,11 @@ class ScannIndex(ExactIndex):
           encoder: see `ExactIndex`.
           corpus: see `ExactIndex`.
           vectors: see `ExactIndex`.
-          overfetch: least number of candidates per query to score exactly; a search takes max(overfetch, 2·k).
-          reordered: number of candidates per query that ScaNN scores a second time, before it returns `overfetch` of
-            them; None: 4·overfetch.
           leaves: partitions of the tree; None: √G, rounded down.
           leaves_searched: partitions read per query; None: min(leaves, 8·√leaves), which is all of them at
             G = 1,000, nine in ten at 6,000, four in ten at 200,000, one in eight at 20 million.
-          threshold: anisotropic quantisation threshold of ScaNN (Guo et al. 2020, section 3).
-          reorder: dtype of ScaNN's own copy of the vectors, with which the `reordered` candidates are scored; float32
-            or bfloat16.
+          reorder: dtype of ScaNN's own copy of the vectors, with which the reordered candidates are scored; float32 or
+            bfloat16.
           saved: a folder that `save` wrote, with the same settings: nothing is trained.
 
         Raises:
@@ -355,18 +345,13 @@ class ScannIndex(ExactIndex):
         distinct = len(self._starts) - 1
         leaves = leaves or max(1, math.isqrt(distinct))
         leaves_searched = leaves_searched or min(leaves, math.ceil(8 * math.sqrt(leaves)))
-        reordered = reordered or 4 * overfetch
-        valid_candidates = 1 <= overfetch <= reordered
         valid_leaves = 1 <= leaves_searched <= leaves <= distinct
         # A small corpus is checked too, so that a bad setting fails early rather than when the corpus grows.
-        if not valid_candidates or not valid_leaves or reorder not in ('float32', 'bfloat16'):
+        if not valid_leaves or reorder not in ('float32', 'bfloat16'):
             raise RetrievalError(
-                f'ScannIndex: overfetch {overfetch}, reordered {reordered}, leaves {leaves}, leaves_searched '
-                f'{leaves_searched} with {distinct} distinct vectors, reorder {reorder!r}: needs 1 ≤ overfetch ≤ '
-                'reordered, 1 ≤ leaves_searched ≤ leaves ≤ vectors, and float32 or bfloat16'
+                f'ScannIndex: leaves {leaves}, leaves_searched {leaves_searched} with {distinct} distinct vectors, '
+                f'reorder {reorder!r}: needs 1 ≤ leaves_searched ≤ leaves ≤ vectors, and float32 or bfloat16'
             )
-        self._overfetch = overfetch
-        self._reordered = reordered
         self._leaves_searched = leaves_searched
         self._searcher: Any = None
         if distinct < SCANN_MINIMUM:
@@ -379,9 +364,6 @@ class ScannIndex(ExactIndex):
         settings: dict[str, Any] = {
             'leaves': leaves,
             'leaves_searched': leaves_searched,
-            'overfetch': overfetch,
-            'reordered': reordered,
-            'threshold': threshold,
             'reorder': reorder,
         }
         if saved:
@@ -416,8 +398,8 @@ class ScannIndex(ExactIndex):
         if self._searcher is None:
             return super()._candidates(vectors, k)
         # More groups than k are requested, because ScaNN's own scores are approximate.
-        count = max(self._overfetch, 2 * k)
-        reordered = max(self._reordered, 2 * count)
+        count = max(_OVERFETCH, 2 * k)
+        reordered = max(_REORDERED, 2 * count)
         candidates = []
         for vector in vectors:
             # One query per call: in a batched call the rounding of a score can depend on the other queries.
@@ -483,17 +465,14 @@ def _load_searcher(folder: pathlib.Path) -> Any:
 
 def _train_searcher(
     vectors: Float32[np.ndarray, 'groups dimension'],
-    overfetch: int,
-    reordered: int,
     leaves: int,
     leaves_searched: int,
-    threshold: float,
     reorder: str,
 ) -> Any:
     """Returns a ScaNN searcher trained on distinct unit vectors."""
     with quiet():
         scann = _scann()
-    builder = scann.builder(vectors, overfetch, 'dot_product')
+    builder = scann.builder(vectors, _OVERFETCH, 'dot_product')
     # These options make the index reproducible bit for bit, as measured (README.md): k-means++ from ScaNN's fixed seed
     # on one thread builds the same index every time. A random start does not, and with SOAR distances vary by call.
     builder.tree(
@@ -503,18 +482,14 @@ def _train_searcher(
         min_partition_size=_SMALLEST_LEAF,
         random_init=False,
     )
-    builder.score_ah(_DIMENSIONS_PER_BLOCK, anisotropic_quantization_threshold=threshold)
-    builder.reorder(reordered, quantize=scann.scann_builder.ReorderType[reorder.upper()])
+    builder.score_ah(_DIMENSIONS_PER_BLOCK, anisotropic_quantization_threshold=_THRESHOLD)
+    builder.reorder(_REORDERED, quantize=scann.scann_builder.ReorderType[reorder.upper()])
     with quiet():
         return builder.set_n_training_threads(1).build()
 
 
-# ---- BM25 ------------------------------------------------------------------------------------------
-#
-# By means of bm25s (Lù 2024, arXiv:2407.03618): Lucene's formula with k1 1.5 and b 0.75; lower case, English stop words
-# and Snowball stems, over passages in wire form.
-
-
+# BM25 by means of bm25s (Lù 2024, arXiv:2407.03618): Lucene's formula with k1 1.5 and b 0.75; lower case, English stop
+# words and Snowball stems, over passages in wire form.
 _METHOD = 'lucene'
 _K1 = 1.5
 _B = 0.75

@@ -55,15 +55,10 @@ class LexicalEncoder:
     """Encodes names and short texts; a pure function of the text and of the dimension.
 
     Args:
-      dimension: D, at least 64. Scores of unrelated texts scatter around 0 by about 1/√D.
-
-    Raises:
-      ValueError: a smaller dimension.
+      dimension: D. Scores of unrelated texts scatter around 0 by about 1/√D.
     """
 
     def __init__(self, dimension: int = 1024):
-        if dimension < 64:
-            raise ValueError(f'LexicalEncoder: dimension {dimension}; give at least 64')
         self.dimension = dimension
         self.settings: dict[str, Any] = {
             'kind': 'lexical',
@@ -80,25 +75,12 @@ class LexicalEncoder:
     def encode_passages(
         self, titles: Sequence[str], texts: Sequence[str]
     ) -> Float32[np.ndarray, 'passages dimension']:
-        """Returns unit vectors of passages, float32 [N, D].
-
-        Raises:
-          ValueError: unequal numbers of titles and texts, or a passage without any visible character.
-        """
-        if len(titles) != len(texts):
-            raise ValueError(
-                f'encode_passages: {len(titles)} titles but {len(texts)} texts; give one of each'
-            )
+        """Returns unit vectors of passages, float32 [N, D]; 0 for a blank passage, which indexes refuse."""
         vectors = np.empty((len(titles), self.dimension), np.float32)
-        for row, (title, text) in enumerate(zip(titles, texts)):
+        for row, (title, text) in enumerate(zip(titles, texts, strict=True)):
             # The norm of the body is shared by all of its words, so that a name counts for more in a title than in a
             # body, but a search for it also finds the passages that mention it.
-            vector = _unit(_TITLE_WEIGHT * self._text_vector(title) + self._text_vector(text))
-            if not vector.any():
-                raise ValueError(
-                    f'encode_passages: passage {row} has neither title nor text; leave it out'
-                )
-            vectors[row] = vector
+            vectors[row] = _unit(_TITLE_WEIGHT * self._text_vector(title) + self._text_vector(text))
         return vectors
 
     def encode(self, texts: Iterable[str]) -> Float32[np.ndarray, 'passages dimension']:

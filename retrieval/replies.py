@@ -20,11 +20,22 @@ from .types import Passage, contents, short, split
 _ID_DIGITS = 16
 # Bytes of a reply that are looked at for a quotation.
 _QUOTED_BYTES = 400
-# Fields in which servers report with status 200 that a search, or a part of it, failed (`_reports_failure`).
-_REPORTS = ('error', 'errors', 'success', 'status', 'code', 'status_code', 'timed_out', '_shards')
-_NO_ERROR = ('0', 'false', 'none', 'null')
-# A server that loads its index is waited for.
-_FAILURES = ('error', 'fail', 'failed', 'failure', 'loading', 'starting', 'unavailable', 'timeout')
+# Field with which servers report at status 200 that a search, or a part of it, failed → values that say so, as texts in
+# small letters: some servers write booleans and numbers as texts. One that loads its index is waited for. Codes of
+# other kinds are larger: some servers write 20000 for a success.
+_CODE = r'error|fail|failed|failure|loading|starting|unavailable|timeout|[45]\d\d\b.*'
+_REPORTS = {
+    # There may be one for each query.
+    'error': r'(?!(?:0|false|none|null|\{\}|)$).*',
+    'errors': r'(?!(?:0|false|none|null|\{\}|)$).*',
+    'success': 'false',
+    'timed_out': 'true|1',
+    'status': _CODE,
+    'code': _CODE,
+    'status_code': _CODE,
+    # Of Elasticsearch: {'total', 'successful', 'failed'}.
+    '_shards': r".*'failed': (?!'?0'?\b).*",
+}
 # Fields that say why.
 _WORDS = ('error', 'errors', 'message', 'detail')
 
@@ -55,11 +66,7 @@ def parse_results(body: bytes, count: int, read: Callable[[Any], Any]) -> list[A
     except Unusable as error:
         text = short(body[:_QUOTED_BYTES].decode('utf-8', 'replace'))
         raise MalformedReply(f'{_reason(error)}: {text}') from None
-    failing = {
-        name: reply[name]
-        for name in _REPORTS
-        if name in reply and _reports_failure(name, reply[name])
-    }
+    failing = {name: reply[name] for name in _REPORTS if _reports_failure(name, reply.get(name))}
     rows = reply.pop('result', None)
     if failing:
         # The reason comes first, because the quotation is cut.
@@ -85,20 +92,9 @@ def _reason(error: Unusable) -> str:
 
 def _reports_failure(field: str, value: Any) -> bool:
     """Returns whether a field of `_REPORTS` says with this value that the search, or a part of it, failed."""
-    # Some servers write booleans and numbers as texts.
-    word = str(value).lower()
-    if field in ('error', 'errors'):
-        # There may be one for each query.
-        return any(value) if isinstance(value, list) else bool(value) and word not in _NO_ERROR
-    if field == 'success':
-        return word == 'false'
-    if field == 'timed_out':
-        return word in ('true', '1')
-    if field == '_shards':
-        # Of Elasticsearch: {'total', 'successful', 'failed'}.
-        return isinstance(value, Mapping) and str(value.get('failed', 0)) != '0'
-    # Codes of other kinds are larger: some servers write 20000 for a success.
-    return word in _FAILURES or re.match(r'[45]\d\d\b', word) is not None
+    values = value if isinstance(value, list) else [value]
+    pattern = re.compile(_REPORTS[field], re.DOTALL)
+    return any(pattern.fullmatch(str(each).lower()) for each in values)
 
 
 def passages(row: Any) -> list[Passage]:
@@ -132,16 +128,8 @@ def _passage_of(item: Any) -> Passage:
         raise Unusable(f'it is a JSON {type_name(row)}, not an object')
     # Without scores a server returns the documents themselves.
     document = row.get('document')
-    if isinstance(document, str):
-        document = _object_in(document) or document
     if isinstance(document, Mapping):
-        # A null hides nothing that stands beside the document.
-        given = {
-            name: document[name]
-            for name in document
-            if document[name] is not None or name not in row
-        }
-        row = {**row, **_identity(document.get('metadata')), **given}
+        row = {**row, **document}
     # Beside a text the document is a reference, such as an id.
     elif isinstance(document, str) and not any(row.get(name) for name in FIELD_NAMES['text']):
         row = {**row, 'contents': document}
@@ -154,27 +142,6 @@ def _passage_of(item: Any) -> Passage:
         passage_id = hashlib.sha256(contents(title, text).encode()).hexdigest()[:_ID_DIGITS]
     score = row.get('score')
     return {'id': passage_id, 'title': title, 'text': text, 'score': _score(score)}
-
-
-def _identity(metadata: Any) -> dict[str, Any]:
-    """Returns id and title in the metadata of a document, where LangChain has them."""
-    fields = metadata if isinstance(metadata, Mapping) else {}
-    names = (*FIELD_NAMES['id'], *FIELD_NAMES['title'])
-    return {name: fields[name] for name in names if fields.get(name) is not None}
-
-
-def _object_in(text: str) -> Mapping[str, Any] | None:
-    """Returns the document in a JSON text, as some servers send it; None for any other text."""
-    if not text.startswith('{'):
-        return None
-    try:
-        document = json_text.parse_object(text, not_finite=float)
-    except Unusable:
-        return None
-    # A text of its own may be JSON, too; a document has an id or a title beside its text.
-    is_named = any(document.get(name) is not None for name in (*FIELD_NAMES['id'], 'title'))
-    has_text = any(document.get(name) is not None for name in FIELD_NAMES['text'])
-    return document if is_named and has_text else None
 
 
 def _score(value: Any) -> float:

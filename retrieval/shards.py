@@ -59,16 +59,21 @@ def check_or_write_plan(path: pathlib.Path, plan: Mapping[str, Any]) -> None:
         write_atomically(path, lambda file: file.write(json.dumps(plan, indent=1).encode()))
         return
     old_plan = json_text.load_object(path, 'remove the folder and build again')
-    differing_keys = []
-    for key in sorted({*old_plan, *plan}):
-        if old_plan.get(key) != plan.get(key):
-            differing_keys.append(key)
-    if differing_keys:
-        key = differing_keys[0]
+    changes = differences(old_plan, plan)
+    if changes:
         raise RetrievalError(
-            f'{path.parent}: unfinished work of another build lies there: {key} was {old_plan.get(key)!r}, now is '
-            f'{plan.get(key)!r} ({len(differing_keys)} differ); remove the folder or build with the same settings'
+            f'{path.parent}: unfinished work of another build lies there ({changes}); remove the folder or build with '
+            'the same settings'
         )
+
+
+def differences(built: Mapping[str, Any], current: Mapping[str, Any]) -> str:
+    """Returns the settings in which what was built differs from what is given; '' without any."""
+    texts = []
+    for key in sorted({*built, *current}):
+        if built.get(key) != current.get(key):
+            texts.append(f'{key}: {built.get(key)!r} built, {current.get(key)!r} given')
+    return '; '.join(texts)
 
 
 def encode(

@@ -3,7 +3,6 @@
 import datetime
 import decimal
 import json
-import logging
 import math
 import pathlib
 
@@ -39,9 +38,7 @@ def test_what_may_mean_two_things_is_refused(tmp_path, fields, problem, user_mee
 
 @pytest.mark.parametrize('fields', FORMS['no answer'])
 @pytest.mark.fault('third-14', 'questions without an answer')
-def test_questions_without_an_answer_are_left_out_and_counted(
-    tmp_path, fields, caplog, user_reads, capsys
-):
+def test_questions_without_an_answer_are_left_out_and_counted(tmp_path, fields, capsys, user_reads):
     unanswerable = {'question': 'Which town not?'} | fields
     path = write(
         tmp_path / 'q.jsonl',
@@ -49,12 +46,11 @@ def test_questions_without_an_answer_are_left_out_and_counted(
         {'question': 'Which town?', 'answer': 'Lomi'},
         unanswerable,
     )
-    with caplog.at_level(logging.WARNING):
-        assert [question.text for question in files.questions(path)] == ['Which town?']
-        files.questions(path)
-    (record,) = caplog.records
-    assert record.message == f'{path}: left out questions that have no answer: 2'
-    user_reads(record.message)
+    assert [question.text for question in files.questions(path)] == ['Which town?']
+    files.questions(path)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f'warning: {path}: left out questions that have no answer: 2'
+    user_reads(line)
     # Their texts count where questions are held out.
     out = tmp_path / 'out.jsonl'
     held_out = write(tmp_path / 'h.jsonl', {'question': 'Which town?'} | fields)
@@ -252,13 +248,13 @@ def test_answers_that_no_policy_could_give_are_refused(fields, problem, tmp_path
 
 
 @pytest.mark.fault('user-x19', 'answers with references of HTML')
-def test_references_of_html_are_said_once(tmp_path, caplog, user_reads):
+def test_references_of_html_are_said_once(tmp_path, capsys, user_reads):
     texts = ('AT&amp;T', '&#39;Til', 'R&D; x', 'a')
     path = write(tmp_path / 'q.jsonl', *({'question': text, 'answer': text} for text in texts))
     assert [question.answers for question in files.questions(path)] == [(text,) for text in texts]
-    (record,) = caplog.records
-    assert f'{path}: answers have references of HTML such as &amp;' in record.message
-    user_reads(record.message)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f'{path}: answers have references of HTML such as &amp;' in line
+    user_reads(line)
 
 
 @pytest.mark.parametrize(
@@ -276,31 +272,29 @@ def test_references_of_html_are_said_once(tmp_path, caplog, user_reads):
     ],
 )
 @pytest.mark.fault('user-43', 'answers of a wrong encoding, or nan')
-def test_answers_that_a_conversion_damaged_are_said(answer, tmp_path, caplog, user_reads):
+def test_answers_that_a_conversion_damaged_are_said(answer, tmp_path, capsys, user_reads):
     path = write(tmp_path / 'q.jsonl', {'question': 'Q', 'answer': answer})
     files.questions(path)
-    (record,) = caplog.records
-    assert f'{path}: answers have' in record.message
-    user_reads(record.message)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f'{path}: answers have' in line
+    user_reads(line)
 
 
 @pytest.mark.parametrize('answer', ['été', 'São Paulo', 'SÃO', 'Nan', 'Nan Goldin', '“yes”', 'Â'])
-def test_answers_that_look_damaged_and_are_not(answer, tmp_path, caplog):
+def test_answers_that_look_damaged_and_are_not(answer, tmp_path, capsys):
     files.questions(write(tmp_path / 'q.jsonl', {'question': 'Q', 'answer': answer}))
-    assert not caplog.records
+    assert not capsys.readouterr().err
 
 
 @pytest.mark.fault('user-43', 'one line for each answer of a question')
-def test_repeated_questions_are_counted(tmp_path, caplog, user_reads):
+def test_repeated_questions_are_counted(tmp_path, capsys, user_reads):
     lines = [{'question': 'Who?', 'answer': name} for name in ('Ann', 'Anna', 'A.')]
     lines += [{'question': 'Where?', 'answer': 'here'}, {'question': 'where', 'answer': 'there'}]
     path = write(tmp_path / 'q.jsonl', *lines)
     assert len(files.questions(path)) == 5
-    (record,) = caplog.records
-    assert (
-        f"{path}: 3 lines repeat an earlier question (the first: line 2, 'Who?')" in record.message
-    )
-    user_reads(record.message)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{path}: 3 lines repeat an earlier question (the first: line 2, 'Who?')" in line
+    user_reads(line)
 
 
 def test_numbers_of_a_table_are_texts(tmp_path):

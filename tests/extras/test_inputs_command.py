@@ -49,7 +49,9 @@ def refused(capsys, out, *arguments):
     before = sorted(out.parent.iterdir())
     assert command.main([*map(str, arguments), f'--out={out}']) == 2
     caught = capsys.readouterr()
-    assert not caught.out and caught.err.count('\n') == 1 and sorted(out.parent.iterdir()) == before
+    *warnings, line = caught.err.splitlines(keepends=True)
+    assert not caught.out and sorted(out.parent.iterdir()) == before
+    assert all(warning.startswith('warning: ') for warning in warnings)
     return caught.err
 
 
@@ -94,7 +96,6 @@ def test_answers_of_sets_are_a_sample_without_repeats_and_what_cannot_be_hidden(
     assert '31 answers can be used' in line and 'lower --count or raise --most-words' in line
     some = lambda *more: built(capsys, tmp_path / 'c.jsonl', *arguments, *more)[0]
     assert some('--count=9') == some('--count=9') != some('--count=9', '--seed=1')
-    assert {line['answer'] for line in some('--count=2', '--mix=equal')} > {'Lomi'}
 
 
 def test_what_a_passage_mentions():
@@ -230,7 +231,7 @@ def test_a_file_of_documents_without_a_hop_count_is_named(tmp_path):
 
 
 @pytest.mark.fault('kin-files', 'a folder with a text in Latin-1')
-def test_a_text_that_cannot_be_read_is_a_file_and_no_line(tmp_path, capsys, caplog, user_reads):
+def test_a_text_that_cannot_be_read_is_a_file_and_no_line(tmp_path, capsys, user_reads):
     texts = tmp_path / 'texts'
     texts.mkdir()
     (texts / 'a.txt').write_text(f'A\n{FILLER}')
@@ -240,7 +241,7 @@ def test_a_text_that_cannot_be_read_is_a_file_and_no_line(tmp_path, capsys, capl
     error = refused(capsys, tmp_path / 'out.jsonl', *arguments)
     assert f'inputs: {texts}/b.txt: cannot be read as a text' in error
     assert error.endswith('save it as UTF-8); correct the file\n')
-    assert f'{texts}: 1 of 3 files are left out: 1 .pdf' in caplog.text
+    assert f'{texts}: 1 of 3 files are left out: 1 .pdf' in error
     user_reads(error)
 
 

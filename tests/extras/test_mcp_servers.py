@@ -133,7 +133,7 @@ def test_a_process_that_ends_is_started_again(process, opened, caplog, user_read
     for _ in range(2):
         assert call(tools['die']).error == 'failed'
         assert call(tools['echo']).text == 'x'
-    assert 'its process ended with status 3: something broke' in caplog.text
+    assert 'its process ended: something broke' in caplog.text
     user_reads(caplog.records[0].getMessage())
 
 
@@ -169,7 +169,7 @@ def test_what_a_server_sends_is_cut_before_it_is_kept(process, opened, user_read
     properties = {'text': text, 'description': choice}
     schema = {'type': 'object', 'description': 'd' * 2**20, 'properties': properties}
     tool = dict(name='big', description='d' * 2**20, inputSchema=schema)
-    tools = opened(a=process({'big': {'long': 5 * 2**20}}, tools=[tool]))
+    tools = opened(a=process({'big': {'long': 17 * 2**20}}, tools=[tool]))
     assert len(call(tools['big']).text) == 100_000
     assert len(tools['big'].description) == 300 and len(json.dumps(tools['big'].parameters)) < 2_000
     assert tools['big'].parameters['properties']['description'] == choice

@@ -11,7 +11,6 @@ from tools.checkpoints import (
     base_open,
     batches,
     demos,
-    open_demos,
     supervised,
 )
 from tools.checkpoints.stages import STAGES, Stage
@@ -90,24 +89,6 @@ def test_training_learns_and_is_reproducible(blank, stock):
     assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), runs[0][0], runs[1][0]))
     assert runs[0][1] == runs[1][1] and runs[0][1][-1]['step'] == TINY.steps
     assert float(supervised.loss(config, TINY.context_weight, runs[0][0], batch)[0]) < before - 0.1
-
-
-@pytest.mark.parametrize(
-    ('module', 'folder', 'setting'),
-    [
-        (base_open, 'open', (base_open.STAGES, open_demos.ROLES)),
-        (base_hops, 'hops', (base_hops.STAGES,)),
-    ],
-)
-def test_commands_train_their_own_stages_and_roles(module, folder, setting, monkeypatch):
-    calls = []
-    monkeypatch.setattr(base_model, 'build', lambda *args, **options: calls.append((args, options)))
-    monkeypatch.setattr('sys.argv', [module.__name__, '--seed', '3'])
-    module.main()
-    assert calls == [((base_model.MINI / folder, 3, *setting), {'start': base_model.CLEAN})]
-    # Every role that a stage draws is one that the command can write.
-    roles = setting[1] if len(setting) > 1 else demos.ROLES
-    assert all(set(stage.shares) <= set(roles) for stage in module.STAGES)
 
 
 def test_stage_names_give_different_streams():

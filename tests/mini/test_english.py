@@ -15,7 +15,7 @@ from test_committed_folders import check_hashes, log_of
 from tools.checkpoints import base_english, english_demos, supervised
 from tools.checkpoints.demo import render
 from tools.checkpoints.english_demos import EnglishSetting
-from tools.checkpoints.english_texts import Disguise, Texts
+from tools.checkpoints.english_texts import Texts
 from tools.checkpoints.stages import Stage
 from zeroplay_jax.extras.inputs import cloze
 from zeroplay_jax.extras.inputs.chains import BRIDGE
@@ -177,29 +177,6 @@ def test_a_proposal_of_two_hops_is_about_its_document_and_a_passage_found(role, 
         clause = question[question.rindex(BRIDGE) :].replace(BRIDGE, bridge)
         assert sentence in in_one_line(demo.fields['document'])
         assert any(restored(demo, clause) in passage for passage in texts_of(documents))
-
-
-def test_a_disguise_is_consistent_and_keeps_the_rest(texts):
-    disguise = Disguise(np.random.default_rng(0), texts.names)
-    expected = text = 'In 1903 Marie Curie met Marie again; it was not 1904.'
-    for word in ('1903', 'Marie', 'Curie', '1904'):
-        assert disguise(word) != word and len(disguise('1904')) == 4
-        expected = expected.replace(word, disguise(word))
-    assert disguise(text) == expected
-    # Merged names are the same name.
-    for share in (0.0, 1.0):
-        disguise = Disguise(np.random.default_rng(0), texts.names, share)
-        disguise.merge('Pierre Curie', 'Marie')
-        assert disguise('He met Pierre Curie.') == f'{disguise("He")} met {disguise("Marie")}.'
-
-
-def test_splits_are_disjoint_and_have_their_sizes():
-    titles = [f'Title {number}' for number in range(4000)]
-    splits = [base_english.split_of(title) for title in titles]
-    shares = {name: splits.count(name) / len(splits) for name in set(splits)}
-    assert shares.keys() == {'train', 'development', 'held_out'}
-    assert abs(shares['train'] - 0.70) < 0.03
-    assert abs(shares['held_out'] - 0.25) < 0.03
 
 
 def test_a_training_writes_folders(tmp_path, monkeypatch, small):

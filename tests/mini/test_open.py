@@ -1,22 +1,18 @@
 """Demonstrations and checkpoints for open tasks (`mini/open`)."""
 
 import asyncio
-import dataclasses
 
-import jax
 import numpy as np
 import pytest
 from demo_parts import said, shown, tag
-from test_committed_folders import check_hashes
 from trajectories import ASKS_SOLVER
 
-from tools.checkpoints import base_model, base_open, batches, open_demos
+from tools.checkpoints import base_model, batches, open_demos
 from tools.checkpoints.demo import render
 from tools.checkpoints.open_demos import OpenErrors
 from zeroplay_jax.configs import scope
 from zeroplay_jax.evaluation import answering
 from zeroplay_jax.mini.facts import meets_rubric, rubrics_of
-from zeroplay_jax.policy import hf
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.run import build
@@ -138,21 +134,6 @@ def test_which_gates_the_tasks_of_challengers_pass(library, errors, gates_of):
     hops = [demo.fields['hops'] for demo in demonstrations]
     assert set(hops) == {1, 2, 3}
     assert passed_gates(library, demonstrations) == list(map(gates_of, hops))
-
-
-@pytest.mark.long
-def test_the_command_continues_from_the_clean_weights(tmp_path, monkeypatch):
-    monkeypatch.setattr(base_model, 'LIBRARY_COUNT', 1)
-    monkeypatch.setattr(base_model, 'WORLDS_PER_LIBRARY', 2)
-    small = dict(steps=1, rows=1, adam_rate=1e-5, muon_rate=1e-5)
-    stage = dataclasses.replace(base_open.STAGES[1], **small)
-    monkeypatch.setattr(base_open, 'STAGES', (stage,))
-    monkeypatch.setattr('sys.argv', ['base_open', '--out', str(tmp_path)])
-    base_open.main()
-    check_hashes(tmp_path / 'base')
-    before, after = hf.load(base_model.CLEAN), hf.load(tmp_path / 'base')
-    changes = jax.tree.map(lambda a, b: float(abs(a - b).max()), before, after)
-    assert 0 < max(jax.tree.leaves(changes)) < 1e-3
 
 
 @pytest.mark.long

@@ -131,20 +131,6 @@ def opened(folder, **options):
     return TextEncoder(folder, '', '', max_tokens=32, batch_tokens=256, **options)
 
 
-def test_cls_pooling_and_prompts_are_read_from_the_folder(tiny):
-    modules('Transformer', 'Pooling')(tiny)
-    pooling = dict(pooling_mode_cls_token=True, pooling_mode_mean_tokens=False)
-    settings('1_Pooling/config.json', **pooling)(tiny)
-    prompts = {'query': 'query: ', 'passage': 'passage: '}
-    settings('config_sentence_transformers.json', prompts=prompts)(tiny)
-    encoder = TextEncoder(tiny, max_tokens=128, batch_tokens=256)
-    assert encoder.settings['pooling'] == 'cls'
-    assert encoder.settings['passage_prefix'] == 'passage: '
-    some = texts()[:3]
-    expected = reference(tiny, ['passage: ' + text for text in some], 'cls')
-    assert (encoder.encode(some) * expected).sum(1).min() >= 0.9999
-
-
 def test_bfloat16_is_near(tiny_model):
     full, half = opened(tiny_model), opened(tiny_model, dtype='bfloat16')
     cosine = (full.encode(texts()[:4]) * half.encode(texts()[:4])).sum(1)
@@ -223,13 +209,6 @@ def test_an_encoder_that_is_not_computed_is_refused(tiny, user_meets, changes, m
         change(tiny)
     with user_meets(match):
         TextEncoder(tiny, '', '')
-
-
-def test_modules_that_are_computed_are_read_where_they_are(tiny):
-    modules('Transformer', 'Pooling', 'Normalize')(tiny)
-    settings('config_sentence_transformers.json', similarity_fn_name='dot')(tiny)
-    settings('1_Pooling/config.json', pooling_mode_cls_token=True)(tiny)
-    assert TextEncoder(tiny, '', '').settings['pooling'] == 'cls'
 
 
 @pytest.mark.parametrize('bad', [dict(max_tokens=2), dict(max_tokens=513), dict(dtype='float16')])

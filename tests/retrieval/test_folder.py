@@ -150,7 +150,7 @@ def test_a_corpus_may_be_mended_or_changed(tmp_path):
     path.write_text('{"id": "0", "contents": "word"}\n')
     folder.build(path, out, 'exact', LexicalEncoder(), stages=('corpus', 'encode'))
     path.write_text('{"id": "0", "contents": "another"}\n')  # but not under what was made from it
-    with refused('another build lies there: bytes was'):
+    with refused('another build lies there .bytes: '):
         folder.build(path, out, 'exact', LexicalEncoder())
 
 
@@ -307,13 +307,6 @@ def command(main, *args):
         main([str(arg) for arg in args])
     assert stopped.value.code == 2 and said.getvalue().count('\n') == 1
     return said.getvalue()
-
-
-def test_a_disk_that_is_too_small_is_named(corpus, tmp_path, monkeypatch):
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shutil, 'disk_usage', lambda path: usage._replace(free=1_000))
-    args = ('--corpus', corpus, '--out', tmp_path / 'big', '--kind', 'bm25')
-    assert 'GB are needed' in command(build.main, *args)
 
 
 def small_index(path):

@@ -1,6 +1,5 @@
 """Search servers that answer badly: every failure is counted, none ends a run; each has a bound in time and size."""
 
-import json
 import resource
 import time
 import zlib
@@ -8,7 +7,6 @@ import zlib
 import pytest
 from refusals import refused
 
-from zeroplay_jax.retrieval import web
 from zeroplay_jax.retrieval.client import Client, Http
 from zeroplay_jax.retrieval.types import RetrievalError, SearchFailed
 
@@ -23,25 +21,6 @@ def result_of(**fields):
     document = {'id': '7', 'title': 'T', 'text': 'x'}
     score = fields.pop('score', 0.5)
     return {'result': [[{'document': document | fields, 'score': score}]]}
-
-
-BAD_REPLIES = {
-    'a score of 400 digits': json.dumps(result_of(score=10**400)).encode(),
-    'a score of 5,000 digits': b'{"result": [[{"document": {}, "score": %s}]]}' % (b'1' * 5_000),
-    'a score that is not finite': json.dumps(result_of(score=float('nan'))).encode(),
-    'deep nesting': b'{"result": ' + b'[' * 200_000 + b']' * 200_000 + b'}',
-    'a title that is a list': json.dumps(result_of(title=['x'])).encode(),
-}
-
-
-@pytest.mark.parametrize('name', BAD_REPLIES)
-def test_an_unreadable_reply_is_a_failed_search_and_the_alarm_sees_it(fake, name):
-    fake.script = [(200, BAD_REPLIES[name])] * 2
-    client = Client(http(fake))
-    assert client.retrieve(['q'], 1) == [None]
-    with refused('1 of 1 searches failed.*not of the protocol'):
-        client.check_failure_rate()
-    assert client.metrics()['search/failed'] == 1
 
 
 def test_half_a_surrogate_pair_in_a_page_is_replaced(fake):
@@ -65,14 +44,6 @@ def test_a_reply_that_ends_in_the_middle_is_named_as_such(fake, user_meets):
     assert http(fake, retries=1).retrieve(['q'], 1)[0][0]['id'] == '7'
     with user_meets('without sending complete message', SearchFailed):
         http(fake).retrieve(['q'], 1)
-
-
-@pytest.mark.parametrize('seconds', ['²', '-1', '1e9', 'Fri, 31 Dec 1999 23:59:59 GMT', '9' * 500])
-def test_an_odd_retry_after_does_not_end_a_search(fake, seconds, monkeypatch):
-    monkeypatch.setattr(web, '_LONGEST_WAIT', 0.01)
-    fake.script = [(503, {}, [('Retry-After', seconds)])]
-    backend = http(fake, retries=1)
-    assert backend.retrieve(['q'], 1)[0][0]['id'] == '7'
 
 
 @pytest.mark.fault('kin-faces', 'a health page in gzip')
@@ -190,57 +161,17 @@ def start_reply(handler, *headers):
     handler.end_headers()
 
 
-def drips_its_body(handler):
-    start_reply(handler)
-    for _ in range(200):
-        handler.wfile.write(b' ')
-        time.sleep(0.05)
-
-
-def drips_its_head(handler):
-    for byte in b'HTTP/1.1 200 OK\r\nX-Long: ' + b'x' * 200:
-        handler.wfile.write(bytes([byte]))
-        time.sleep(0.05)
-
-
-def says_nothing(handler):
-    time.sleep(10)
-
-
-@pytest.mark.parametrize('behaviour', [drips_its_body, drips_its_head, says_nothing])
-def test_a_slow_server_is_left_at_the_deadline(fake, behaviour):
-    fake.script = [behaviour, 'ok']
-    backend = http(fake, timeout=0.3)
-    started = time.monotonic()
-    with pytest.raises(SearchFailed, match=r'no whole reply within 0.3 s'):
-        backend.retrieve(['q'], 1)
-    assert time.monotonic() - started < 1.5
-    assert backend.retrieve(['q'], 1)[0][0]['id'] == '7'
-
-
 def never_ends(handler):
     start_reply(handler)
     while True:
         handler.wfile.write(b' ' * 65_536)
 
 
-def gzip_bomb(handler):
-    """A megabyte that decompresses to a gigabyte."""
-    start_reply(handler, ('Content-Encoding', 'gzip'))
-    zeros = zlib.compressobj(wbits=31)
-    for _ in range(1_000):
-        handler.wfile.write(zeros.compress(bytes(1 << 20)))
-
-
-@pytest.mark.parametrize(
-    ('behaviour', 'reason'),
-    [(never_ends, 'more than 16 MiB'), (gzip_bomb, 'a compressed reply')],
-)
-def test_an_endless_reply_takes_no_memory(fake, behaviour, reason):
-    fake.script = [behaviour, 'ok']
+def test_an_endless_reply_takes_no_memory(fake):
+    fake.script = [never_ends, 'ok']
     backend = http(fake)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises((SearchFailed, RetrievalError), match=reason):
+    with pytest.raises((SearchFailed, RetrievalError), match='more than 16 MiB'):
         backend.retrieve(['q'], 1)
     kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert kilobytes < 80_000

@@ -147,10 +147,11 @@ def test_equal_vectors_rank_by_lower_id(tied):
     assert (np.diff(ids)[np.diff(scores) == 0] > 0).all() and (np.diff(scores) <= 0).all()
 
 
-def test_more_asked_for_than_the_leaves_hold_falls_back_to_a_scan():
+def test_more_asked_for_than_the_leaves_hold_falls_back_to_a_scan(monkeypatch):
+    monkeypatch.setattr(index_lib, '_OVERFETCH', 4)
     names = numbered(1_200)
     encoder = TableEncoder(unit_rows(np.random.default_rng(3), 1_200, 16))
-    leaves = dict(overfetch=4, leaves=40, leaves_searched=1)
+    leaves = dict(leaves=40, leaves_searched=1)
     scann = index_lib.ScannIndex.build(encoder, names, names, **leaves)
     exact = index_lib.ExactIndex.build(encoder, names, names)
     same(scann.search(names[:20], 1_200), exact.search(names[:20], 1_200))
@@ -215,8 +216,7 @@ def test_vectors_of_half_precision_are_scored_as_they_are():
 def test_a_saved_index_answers_the_same(built, tmp_path):
     scann, _, queries = built
     scann.save(tmp_path)
-    names = 'overfetch reordered leaves leaves_searched threshold reorder'.split()
-    settings = {name: scann.parameters[name] for name in names}
+    settings = {name: scann.parameters[name] for name in ('leaves', 'leaves_searched', 'reorder')}
     parts = (scann.encoder, scann.corpus, scann._vectors)
     opened = index_lib.ScannIndex(*parts, **settings, saved=tmp_path)
     same(opened.search(queries[:300], 5), scann.search(queries[:300], 5))

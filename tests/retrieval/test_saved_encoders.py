@@ -89,41 +89,6 @@ def saved(library, folder, pooling='mean', unit=False, prompts=None, transformer
 
 
 CASED = {'do_lower_case': False}
-# What was saved → arguments of `saved`.
-SAVED = {
-    'mean': {},
-    'cls, unit vectors': dict(pooling='cls', unit=True),
-    'cased': dict(CASED),
-    'cased, lower-cased by sentence-transformers': dict(
-        CASED, transformer=dict(do_lower_case=True)
-    ),
-    'lower-cased twice': dict(transformer=dict(do_lower_case=True)),
-    'longest sequence of sentence-transformers': dict(transformer=dict(max_seq_length=20)),
-    'longest sequence of the tokenizer': dict(config={'model_max_length': 24}),
-    'added tokens': dict(tokens=['sarscov', 'covid19', 'New York']),
-    'added tokens in capitals': dict(tokens=['SARSCOV', 'Élan']),
-    'added tokens with marks': dict(tokens=['<ent>', 'C++']),
-    'added tokens, lower-cased': dict(
-        CASED, tokens=['SARSCOV', 'sarscov'], transformer=dict(do_lower_case=True)
-    ),
-    'accents kept': dict(config={'strip_accents': False}),
-    'characters of Chinese not apart': dict(config={'tokenize_chinese_chars': False}),
-    'prompts': dict(prompts={'query': 'query: ', 'document': 'doc: '}),
-    'prompts for document and passage': dict(
-        prompts={'query': 'query: ', 'passage': 'passage: ', 'document': 'doc: '}
-    ),
-}
-# Of `plain`, without the files of sentence-transformers.
-PLAIN = {
-    'the class of any tokenizer': dict(CASED, config={'tokenizer_class': 'TokenizersBackend'}),
-    'the older class of any tokenizer': dict(
-        CASED, config={'tokenizer_class': 'PreTrainedTokenizerFast'}
-    ),
-    'no class': dict(config={'tokenizer_class': 'gone'}),
-    'a cased tokenizer.json, lower-cased by its class': dict(
-        CASED, config={'do_lower_case': 'gone'}
-    ),
-}
 
 
 def assert_same_vectors(library, folder, *prefixes):
@@ -138,22 +103,27 @@ def assert_same_vectors(library, folder, *prefixes):
         np.testing.assert_allclose(vectors, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    'case', [pytest.param(c, marks=pytest.mark.fault('nov29-B3', f'encoder: {c}')) for c in SAVED]
-)
+def cases(kind, key):
+    """Rows of saved_encoders.txt of a kind: (arguments of `saved` or `plain`), or (change of a folder, words)."""
+    text = (pathlib.Path(__file__).parent / 'saved_encoders.txt').read_text(encoding='utf-8')
+    for line in text.splitlines():
+        row_kind, name, *row = line.split(' | ')
+        if row_kind == kind:
+            yield pytest.param(*row, marks=pytest.mark.fault(key, f'encoder: {name}'), id=name)
+
+
+@pytest.mark.parametrize('case', list(cases('saved', 'nov29-B3')))
 def test_a_saved_encoder_gives_its_own_vectors(case, sentence_transformers, tmp_path, user_reads):
-    settings = SAVED[case]
+    settings = eval(case)
     folder = saved(sentence_transformers, tmp_path, **settings)
     prefixes = () if 'prompts' in settings else ('', '')
     assert_same_vectors(sentence_transformers, folder, *prefixes)
     user_reads('right: the vectors of sentence-transformers')
 
 
-@pytest.mark.parametrize(
-    'case', [pytest.param(c, marks=pytest.mark.fault('nov29-B2', f'encoder: {c}')) for c in PLAIN]
-)
+@pytest.mark.parametrize('case', list(cases('plain', 'nov29-B2')))
 def test_a_plain_encoder_gives_its_own_vectors(case, sentence_transformers, tmp_path, user_reads):
-    folder = plain(tmp_path, **PLAIN[case])
+    folder = plain(tmp_path, **eval(case))
     assert_same_vectors(sentence_transformers, folder, '', '')
     user_reads('right: the vectors of sentence-transformers')
 
@@ -223,35 +193,6 @@ TOKENIZER = 'tokenizer_config.json'
 POOLING = '1_Pooling/config.json'
 LATER = 'added_tokens.json'
 OTHER_TOKEN = {'30522': {'content': 'other', 'special': False}}
-# What was sent → (change of a folder, words of the line).
-REFUSED = {
-    'another pooling': (written(POOLING, pooling_mode='max'), 'pooling_mode max'),
-    'two poolings': (written(POOLING, pooling_mode=['cls', 'mean']), 'pooling_mode cls, mean'),
-    'modules in another order': (reordered, 'the modules Pooling, Transformer'),
-    'other output': (written(TRANSFORMER, module_output_name='x'), "module_output_name='x'"),
-    'arguments': (written(TRANSFORMER, processing_kwargs={'text': {}}), 'processing_kwargs'),
-    'sparse vectors': (written(ABOUT, model_type='SparseEncoder'), 'SparseEncoder'),
-    'shorter vectors': (written(ABOUT, truncate_dim=16), 'truncate_dim'),
-    'an empty prompt first': (written(ABOUT, prompts=PROMPTS), 'does not say its prefixes'),
-    'cut at the beginning': (written(TOKENIZER, truncation_side='left'), 'truncation_side'),
-    'another class': (written(TOKENIZER, tokenizer_class='BertJapaneseTokenizer'), 'Japanese'),
-    'other added tokens': (written(TOKENIZER, added_tokens_decoder=OTHER_TOKEN), 'other tokens'),
-    'another token at the end': (written(TOKENIZER, sep_token='[PAD]'), 'sep_token .*PAD'),
-    'another token in a file of its own': (
-        with_vocabulary(written('special_tokens_map.json', cls_token='[MASK]')),
-        'cls_token .*MASK',
-    ),
-    'added tokens in a file of their own': (
-        with_vocabulary(written(LATER, sarscov=30_522)),
-        'added_tokens.json has other',
-    ),
-    'an added token as it is written': (added_token(normalized=False), 'not normalized'),
-    'an added token of whole words': (added_token(single_word=True), 'single_word'),
-    'a control token as prompt': (
-        written(ABOUT, prompts={'query': '[CLS] ', 'document': 'doc: '}),
-        r'control token \[CLS\]',
-    ),
-}
 
 
 @pytest.fixture(scope='module')
@@ -261,12 +202,9 @@ def saved_folder(sentence_transformers, tmp_path_factory):
     return saved(sentence_transformers, folder, tokens=['sarscov'], prompts=prompts)
 
 
-@pytest.mark.parametrize(
-    'case', [pytest.param(c, marks=pytest.mark.fault('nov29-B3', f'encoder: {c}')) for c in REFUSED]
-)
-def test_what_is_not_computed_is_refused_by_name(case, saved_folder, tmp_path, user_meets):
-    change, line = REFUSED[case]
+@pytest.mark.parametrize(('change', 'line'), list(cases('refused', 'nov29-B3')))
+def test_what_is_not_computed_is_refused_by_name(change, line, saved_folder, tmp_path, user_meets):
     folder = pathlib.Path(shutil.copytree(saved_folder, tmp_path / 'saved'))
-    change(folder)
+    eval(change)(folder)
     with user_meets(line):
         TextEncoder(folder)

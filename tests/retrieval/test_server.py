@@ -186,23 +186,6 @@ def test_what_waits_goes_into_one_call_and_overload_is_refused(index):
     assert 'retrieval_seconds_bucket' in page
 
 
-def test_a_graceful_end_finishes_what_was_taken(index):
-    slow = SlowIndex(index)
-    with (
-        serving(lambda: (slow, 'x')) as (url, app),
-        concurrent.futures.ThreadPoolExecutor(1) as pool,
-    ):
-        until_ready(url)
-        job = pool.submit(call, f'{url}/retrieve', {'queries': ['Name5'], 'topk': 1})
-        wait_until(url, 'retrieval_waiting 1.0')
-        app.stop()
-        time.sleep(0.3)  # nothing new is taken by now
-        with pytest.raises(OSError):
-            call(f'{url}/health', timeout=2)
-        slow.gate.set()
-        assert job.result()[1]['result'][0][0]['id'] == '5'
-
-
 def test_health_is_true_only_when_ready(index):
     gate = threading.Event()
 

@@ -8,7 +8,6 @@ import urllib.request
 
 import jsonschema
 import pytest
-from schemas import Schemas
 
 from zeroplay_jax.rollout.call_syntax import SYNTAXES, as_json, syntax_of
 from zeroplay_jax.tools.base import InvalidArguments, Tool, ToolResult
@@ -64,12 +63,6 @@ def check_prompt(parameters):
                 assert (call.error, call.arguments) == (None, example), (name, written, call.text)
         assert is_shown or all(part in text for part in ('…', as_json(parameters)))
     return tool
-
-
-@pytest.mark.parametrize('seed', range(25))
-def test_examples_of_random_schemas_are_valid_and_read_as_shown(seed):
-    for number in range(12):
-        check_prompt(Schemas(f'{seed} {number}').arguments())
 
 
 @pytest.mark.parametrize(('schema', 'root', 'example'), CASES['allowed'])
@@ -190,7 +183,8 @@ def test_patterns_take_linear_time(keyword, user_reads):
 
 
 @pytest.mark.parametrize(
-    'pattern', [r'^[\w-\.]+@([\w-]+\.)+[\w-]{2,4}$', r'^[\w-.]+$', '^[a-z&&[^e]]+$']
+    'pattern',
+    [r'^[\w-\.]+@([\w-]+\.)+[\w-]{2,4}$', r'^[\w-.]+$', '^[a-z&&[^e]]+$', '^(?=(a+)+$)b|c'],
 )
 @pytest.mark.fault('new-pattern', 'patterns that JavaScript alone reads')
 def test_a_pattern_for_javascript_alone_is_left_to_the_tool(caplog, pattern, user_reads):
@@ -198,13 +192,6 @@ def test_a_pattern_for_javascript_alone_is_left_to_the_tool(caplog, pattern, use
         tool = checked(of_value({'type': 'string', 'pattern': pattern}))
     assert tool.example_arguments and repr(pattern) in caplog.text
     user_reads('said: ' + caplog.records[0].getMessage())
-
-
-def test_a_pattern_beyond_the_linear_engine_is_named_and_left_to_the_tool(caplog):
-    with caplog.at_level(logging.WARNING):
-        tool = checked(of_value({'type': 'string', 'pattern': '^(?=(a+)+$)b|c'}))
-    assert '(?=(a+)+$)' in caplog.text and 'not checked' in caplog.text
-    assert tool.validated({'value': 'a' * 5_000})
 
 
 @pytest.mark.parametrize('number', [float('nan'), float('inf'), [float('-inf')]])

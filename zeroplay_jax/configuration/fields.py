@@ -22,6 +22,7 @@ from ml_collections import ConfigDict, config_flags
 from zeroplay_jax.extras import load_extra
 from zeroplay_jax.objectives.registry import did_you_mean
 from zeroplay_jax.retrieval import objects
+from zeroplay_jax.retrieval.command import warn_once
 from zeroplay_jax.rollout.prompts import select
 from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.runtime import workdir as run_workdir
@@ -36,7 +37,6 @@ from zeroplay_jax.settings.kinds import (
     built_in_path,
     leaves,
     refuse,
-    warn_once,
 )
 from zeroplay_jax.settings.schema import (
     DISTILL_FIELDS,

@@ -26,8 +26,7 @@ from zeroplay_jax.data.answer_fields import (
 )
 from zeroplay_jax.objectives.registry import did_you_mean
 from zeroplay_jax.retrieval import downloads
-from zeroplay_jax.retrieval.command import similar_path
-from zeroplay_jax.retrieval.corpus import warn_once
+from zeroplay_jax.retrieval.command import similar_path, warn_once
 from zeroplay_jax.retrieval.json_text import Unusable, type_name
 from zeroplay_jax.retrieval.rows import Row, listed_fields, rows, suffix_of
 from zeroplay_jax.retrieval.types import RetrievalError, short

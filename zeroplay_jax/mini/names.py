@@ -95,9 +95,6 @@ def name_pairs(split: str, kind: str) -> tuple[tuple[str, str], ...]:
     return tuple(pairs[evaluation_count:])
 
 
-# ---- random draws ----------------------------------------------------------------------------------
-
-
 T = TypeVar('T')
 
 

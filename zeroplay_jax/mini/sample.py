@@ -17,7 +17,7 @@ import numpy as np
 
 from zeroplay_jax.mini.names import shuffled
 from zeroplay_jax.mini.world import Item, World, evaluation_questions
-from zeroplay_jax.retrieval.command import Parser
+from zeroplay_jax.retrieval.command import Parser, exit_status
 from zeroplay_jax.types import UserError
 
 HOPS = (1, 2, 3)
@@ -73,43 +73,29 @@ def _write_questions(path: pathlib.Path, questions: Sequence[Item], seed: int) -
     path.write_text(''.join(lines), encoding='utf-8')
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command and returns its exit status, 2 after an error of the user."""
-    parser = Parser(
-        prog='python -m zeroplay_jax.mini.sample',
-        description=__doc__,
-    )
-    parser.add_argument(
-        '--out',
-        type=pathlib.Path,
-        required=True,
-        metavar='FOLDER',
-        help='folder to create, for texts and questions',
-    )
-    parser.add_argument(
-        '--worlds', type=int, default=4, help='number of encyclopedias, 132 articles each (4)'
-    )
-    parser.add_argument('--questions', type=int, default=15, help='questions per hop count (15)')
-    parser.add_argument(
-        '--seed',
-        type=int,
-        default=0,
-        help='number of the first encyclopedia, from 0; the next ones follow (0)',
-    )
-    try:
-        # Parser raises instead of exiting, so that every error is one line with the command's name.
-        args = parser.parse_args(argv)
-        count = write(args.out, args.worlds, args.questions, args.seed)
-    except (UserError, OSError) as error:
-        print(f'zeroplay_jax.mini.sample: {error}', file=sys.stderr)
-        return 2
+def _run(argv: Sequence[str] | None) -> None:
+    """Parses the arguments, writes the folder and says what is in it."""
+    parser = Parser(prog='python -m zeroplay_jax.mini.sample', description=__doc__)
+    add = parser.add_argument
+    out_help = 'folder to create, for texts and questions'
+    add('--out', type=pathlib.Path, required=True, metavar='FOLDER', help=out_help)
+    add('--worlds', type=int, default=4, help='number of encyclopedias, 132 articles each (4)')
+    add('--questions', type=int, default=15, help='questions per hop count (15)')
+    seed_help = 'number of the first encyclopedia, from 0; the next ones follow (0)'
+    add('--seed', type=int, default=0, help=seed_help)
+    args = parser.parse_args(argv)
+    count = write(args.out, args.worlds, args.questions, args.seed)
     # The training questions are not counted: their number depends on the overlap.
     question_count = len(HOPS) * args.questions
     print(
         f'{args.out}: {count} texts, {question_count} questions in {args.out / "questions.jsonl"}, others in '
         f'{args.out / "more_questions.jsonl"}'
     )
-    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit status, 2 after an error of the user."""
+    return exit_status('zeroplay_jax.mini.sample', lambda: _run(argv), 'choose another --out')
 
 
 if __name__ == '__main__':

@@ -13,7 +13,8 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from zeroplay_jax.retrieval import json_text
-from zeroplay_jax.settings.kinds import built_in_path, warn_once
+from zeroplay_jax.retrieval.command import warn_once
+from zeroplay_jax.settings.kinds import built_in_path
 from zeroplay_jax.types import UserError
 
 CONFIG_FILE = 'adapter_config.json'

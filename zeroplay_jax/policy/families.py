@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from zeroplay_jax.policy.adapter_config import base_folder
 from zeroplay_jax.retrieval import json_text
-from zeroplay_jax.settings.kinds import warn_once
+from zeroplay_jax.retrieval.command import warn_once
 from zeroplay_jax.types import UserError, first_line
 
 

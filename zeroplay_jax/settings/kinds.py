@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import filecmp
-import functools
 import hashlib
 import math
 import os
@@ -234,10 +233,6 @@ def refuse(config: Any, problems: Iterable[Problem] | None) -> None:
 def warn(line: str) -> None:
     """Prints a warning on standard error."""
     print(f'warning: {line}', file=sys.stderr)
-
-
-# For what a command may read several times.
-warn_once = functools.cache(warn)
 
 
 # ---- prompts ---------------------------------------------------------------------------------------

@@ -234,11 +234,7 @@ def string_parameter(name: str, description: str) -> dict[str, Any]:
     }
 
 
-# ---- failed calls ----------------------------------------------------------------------------------
-#
 # Logged so that a broken tool cannot flood the log.
-
-
 class FailureLog:
     """Logs the first failed call of a tool or judge, and again whenever the number of failed calls has doubled.
 

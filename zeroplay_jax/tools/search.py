@@ -95,11 +95,7 @@ def _search_result(passages_per_query: Sequence[Sequence[Json] | None]) -> ToolR
     return ToolResult(documents=tuple(answered))
 
 
-# ---- open ------------------------------------------------------------------------------------------
-#
 # By an id or title that a search showed.
-
-
 # (references, page numbers from 1) → per pair {'id', 'title', 'text', 'page', 'pages'}, or None if not found.
 OpenFunction = Callable[[Sequence[str], Sequence[int]], Sequence[Json | None]]
 

@@ -13,7 +13,7 @@ import pathlib
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from zeroplay_jax.data import files
 from zeroplay_jax.extras.inputs import builders, cloze_files
@@ -36,9 +36,6 @@ from zeroplay_jax.types import UserError
 T = TypeVar('T')
 
 
-# ---- command line -----------------------------------------------------------------------------------
-
-
 def _names(text: str) -> list[str]:
     """An argparse type: distinct names with commas between them."""
     names = [name.strip() for name in text.split(',')]
@@ -53,11 +50,8 @@ def _names(text: str) -> list[str]:
 def _json_lines(text: str) -> pathlib.Path:
     """An argparse type: the path of a file that is read again as what is written into it."""
     path = pathlib.Path(text)
-    if path.suffix.lower() in rows.COMPRESSED or rows.suffix_of(path) in (
-        '.tsv',
-        '.parquet',
-        '.csv',
-    ):
+    is_packed = path.suffix.lower() in rows.COMPRESSED
+    if is_packed or rows.suffix_of(path) in ('.tsv', '.parquet', '.csv'):
         raise argparse.ArgumentTypeError(
             f'{text}: plain JSON lines are written; name the file .jsonl'
         )
@@ -86,35 +80,24 @@ def _parser() -> Parser:
     commands = parser.add_subparsers(
         dest='kind', required=True, metavar='{answers,questions,documents,cloze}'
     )
-    _add_answers(commands)
-    _add_questions(commands)
-    _add_documents(commands)
-    _add_cloze(commands)
+    for kind, (summary, description, examples) in builders.HELP.items():
+        command = commands.add_parser(kind, help=summary, description=description, epilog=examples)
+        _add_file(command, '--out', 'an existing file is replaced; a missing folder is created')
+        _add_number(command, '--seed', 0, 'seed of the sample', least=0)
+        _ADD[kind](command)
     return parser
 
 
-def _add_command(commands, name: str, summary: str, description: str, examples: str) -> Parser:
-    """Adds a command with the flags that all commands have; returns its parser."""
-    parser = commands.add_parser(
-        name,
-        help=summary,
-        description=description,
-        epilog=examples,
-    )
-    parser.add_argument(
-        '--out',
-        type=_json_lines,
-        required=True,
-        metavar='FILE',
-        help='an existing file is replaced; a missing folder is created',
-    )
-    parser.add_argument(
-        '--seed', metavar='N', type=number_type(int, 0), default=0, help='seed of the sample (0)'
-    )
-    return parser
+def _add_file(parser: Parser, flag: str, what: str, required: bool = True) -> None:
+    parser.add_argument(flag, type=_json_lines, required=required, metavar='FILE', help=what)
 
 
-def _add_corpus(parser, required: bool = False) -> None:
+def _add_number(parser: Parser, flag: str, default: int, what: str, least: int = 1) -> None:
+    kind = number_type(int, least)
+    parser.add_argument(flag, type=kind, default=default, metavar='N', help=f'{what} ({default})')
+
+
+def _add_corpus(parser: Any, required: bool = True) -> None:
     parser.add_argument(
         '--corpus',
         type=path_or_packaged,
@@ -124,148 +107,60 @@ def _add_corpus(parser, required: bool = False) -> None:
     )
 
 
-def _add_fields(parser) -> None:
+def _add_fields(parser: Parser) -> None:
     parser.add_argument('--fields', type=passage_fields, metavar='ID,TEXT,…', help=FIELDS_HELP)
 
 
-def _add_answers(commands) -> None:
-    """Adds the subcommand `answers`, from sets of questions or from a corpus."""
-    parser = _add_command(
-        commands,
-        'answers',
-        'answers to hide (SSP)',
-        builders.ANSWERS,
-        builders.ANSWERS_EXAMPLES,
-    )
+def _add_answers(parser: Parser) -> None:
     sources = parser.add_mutually_exclusive_group(required=True)
-    sources.add_argument(
-        '--sets', type=_names, metavar='FILE,…', help='JSON lines of questions with answers'
-    )
-    _add_corpus(sources)
+    sets_help = 'JSON lines of questions with answers'
+    sources.add_argument('--sets', type=_names, metavar='FILE,…', help=sets_help)
+    _add_corpus(sources, required=False)
     _add_fields(parser)
-    parser.add_argument(
-        '--count',
-        metavar='N',
-        type=number_type(int, 1),
-        default=50_000,
-        help='number of answers (50000, as in the paper)',
-    )
-    parser.add_argument(
-        '--mix',
-        choices=('pool', 'equal'),
-        default='pool',
-        help='--sets: sample from all together (pool), or equally many of each',
-    )
-    parser.add_argument(
-        '--most-words',
-        metavar='N',
-        type=number_type(int, 1),
-        default=10,
-        help='longer answers are left out (10)',
-    )
+    _add_number(parser, '--count', 50_000, 'number of answers, as in the paper')
+    _add_number(parser, '--most-words', 10, 'longer answers are left out')
 
 
-def _add_questions(commands) -> None:
-    """Adds the subcommand `questions`, from sets of questions."""
-    parser = _add_command(
-        commands,
-        'questions',
-        'questions with answers (DSPO)',
-        builders.QUESTIONS,
-        builders.QUESTIONS_EXAMPLES,
-    )
-    parser.add_argument(
-        '--sets',
-        type=_names,
-        required=True,
-        metavar='SET,…',
-        help='JSON lines of questions with answers, or nq, …',
-    )
-    parser.add_argument(
-        '--count',
-        metavar='N',
-        type=number_type(int, 0),
-        default=0,
-        help='questions of each set (0: all)',
-    )
-    parser.add_argument(
-        '--not-in',
-        type=_names,
-        default=[],
-        metavar='SET,…',
-        help='held-out sets; their questions are left out',
-    )
+def _add_questions(parser: Parser) -> None:
+    sets_help = 'JSON lines of questions with answers, or nq, …'
+    parser.add_argument('--sets', type=_names, required=True, metavar='SET,…', help=sets_help)
+    _add_number(parser, '--count', 0, 'questions of each set; 0: all', least=0)
+    not_in_help = 'held-out sets; their questions are left out'
+    parser.add_argument('--not-in', type=_names, default=[], metavar='SET,…', help=not_in_help)
 
 
-def _add_documents(commands) -> None:
-    """Adds the subcommand `documents`, from a corpus."""
-    summary = 'documents with hops (Dr. Zero, π-Play, SCOPE)'
-    parser = _add_command(
-        commands, 'documents', summary, builders.DOCUMENTS, builders.DOCUMENTS_EXAMPLES
-    )
-    _add_corpus(parser, required=True)
+def _add_documents(parser: Parser) -> None:
+    _add_corpus(parser)
     _add_fields(parser)
-    parser.add_argument(
-        '--count', metavar='N', type=number_type(int, 1), required=True, help='number of documents'
-    )
-    parser.add_argument(
-        '--hops',
-        type=_ratio,
-        default=(4, 3, 2, 1),
-        metavar='A:B:…',
-        help='shares of 1, 2, … hops (4:3:2:1)',
-    )
-    parser.add_argument(
-        '--types', type=_names, default=[], metavar='NAME,…', help='types of task, equally often'
-    )
-    parser.add_argument(
-        '--least-words',
-        metavar='N',
-        type=number_type(int, 1),
-        default=20,
-        help='shorter passages are left out (20)',
-    )
+    add = parser.add_argument
+    add('--count', type=number_type(int, 1), required=True, metavar='N', help='how many')
+    hops_help = 'shares of 1, 2, … hops (4:3:2:1)'
+    add('--hops', type=_ratio, default=(4, 3, 2, 1), metavar='A:B:…', help=hops_help)
+    types_help = 'types of task, equally often'
+    add('--types', type=_names, default=[], metavar='NAME,…', help=types_help)
+    _add_number(parser, '--least-words', 20, 'shorter passages are left out')
 
 
-def _add_cloze(commands) -> None:
-    """Adds the subcommand `cloze`, which writes questions and documents of a corpus."""
-    summary = 'held-out questions of any corpus, and documents to train on'
-    parser = _add_command(commands, 'cloze', summary, builders.CLOZE, builders.CLOZE_EXAMPLES)
-    _add_corpus(parser, required=True)
+def _add_cloze(parser: Parser) -> None:
+    _add_corpus(parser)
     _add_fields(parser)
+    _add_file(parser, '--documents', 'where the documents to train on are written')
+    held_out_help = 'ids of the held-out passages (OUT with _passages before its suffix)'
+    _add_file(parser, '--held-out', held_out_help, required=False)
+    _add_number(parser, '--count', 240, 'questions')
+    _add_number(parser, '--most-documents', 20_000, 'a larger corpus is sampled')
+    words_help = 'as for python -m zeroplay_jax.retrieval.build (0)'
     parser.add_argument(
-        '--documents',
-        type=_json_lines,
-        required=True,
-        metavar='FILE',
-        help='where the documents to train on are written',
-    )
-    parser.add_argument(
-        '--held-out',
-        type=_json_lines,
-        metavar='FILE',
-        help='where the ids of the held-out passages are written (OUT with _passages before its suffix)',
-    )
-    parser.add_argument(
-        '--count', metavar='N', type=number_type(int, 1), default=240, help='questions (240)'
-    )
-    parser.add_argument(
-        '--most-documents',
-        metavar='N',
-        type=number_type(int, 1),
-        default=20_000,
-        help='a larger corpus is sampled (20000)',
-    )
-    parser.add_argument(
-        '--passage-words',
-        metavar='N',
-        type=passage_words,
-        default=0,
-        help='as for python -m zeroplay_jax.retrieval.build (0)',
+        '--passage-words', type=passage_words, default=0, metavar='N', help=words_help
     )
 
 
-# ---- reading -----------------------------------------------------------------------------------------
+_ADD = {
+    'answers': _add_answers,
+    'questions': _add_questions,
+    'documents': _add_documents,
+    'cloze': _add_cloze,
+}
 
 
 def _with_progress(items: Iterable[T], name: str, unit: str) -> Iterator[T]:
@@ -276,28 +171,21 @@ def _with_progress(items: Iterable[T], name: str, unit: str) -> Iterator[T]:
             bar.update()
 
 
-def _answer_lines(path: str) -> Iterator[builders.Line]:
-    """Yields (path, line number, record) of a file with answers; questions are not required."""
-    for number, record in _with_progress(files.numbered_lines(path), path, 'lines'):
-        yield path, number, record
-
-
 def _is_public(name: str) -> bool:
     """Returns whether a set is a public name such as 'nq', because there is no file of this name."""
     return not pathlib.Path(name).is_file()
 
 
-def _question_lines(name: str, answered: bool = True) -> Iterator[builders.Line]:
-    """Yields (name, line number, record) of a file with questions, or of a public set, which is downloaded."""
+def _lines(name: str, *fields: str, answered: bool = True) -> Iterator[builders.Line]:
+    """Yields (name, line number, record) of a file; with a required field also of a public set, which is downloaded."""
     path = name
-    if _is_public(name):
+    if fields and _is_public(name):
         files.check_set(name)
         # This import loads JAX, which local files do not need.
         from zeroplay_jax.evaluation import question_sets
 
         path = question_sets.path_of(name)
-    # Held-out sets need no answers: only their questions are compared.
-    lines = files.numbered_lines(path, 'question', answered=answered)
+    lines = files.numbered_lines(path, *fields, answered=answered)
     for number, record in _with_progress(lines, name, 'lines'):
         yield name, number, record
 
@@ -305,19 +193,20 @@ def _question_lines(name: str, answered: bool = True) -> Iterator[builders.Line]
 def _held_out_questions(names: Sequence[str]) -> Iterator[str]:
     """Yields the questions of the held-out sets."""
     for name in names:
-        for _, _, record in _question_lines(name, answered=False):
+        # They need no answers: only the questions are compared.
+        for _, _, record in _lines(name, 'question', answered=False):
             yield record['question']
 
 
 def build(args: argparse.Namespace) -> builders.BuiltFile:
     """Returns the lines of the file that the arguments request, of any kind but 'cloze'."""
     if args.kind == 'questions':
-        sets = [_question_lines(name) for name in args.sets]
+        sets = [_lines(name, 'question') for name in args.sets]
         held_out = _held_out_questions(args.not_in)
         return builders.questions_of_sets(sets, held_out, args.count, args.seed)
     if args.kind == 'answers' and args.sets:
-        sets = [_answer_lines(path) for path in args.sets]
-        return builders.answers_of_sets(sets, args.count, args.seed, args.most_words, args.mix)
+        sets = [_lines(path) for path in args.sets]
+        return builders.answers_of_sets(sets, args.count, args.seed, args.most_words)
     source = str(args.corpus)
     passages = _with_progress(read(args.corpus, fields=args.fields), source, 'passages')
     if args.kind == 'answers':
@@ -327,81 +216,70 @@ def build(args: argparse.Namespace) -> builders.BuiltFile:
     )
 
 
-# ---- report ------------------------------------------------------------------------------------------
+def _ratio_flag(shares: Iterable[float]) -> str:
+    """Returns the flag of a ratio of hops; that of one hop count is a tuple with a comma at its end."""
+    ratio = ','.join(f'{share:g}' for share in shares)
+    return (
+        f'--config.schedule.hop_ratio=({ratio})'
+        if ',' in ratio
+        else f'--config.schedule.hop_ratio=({ratio},)'
+    )
 
 
 def _report_cloze(args: argparse.Namespace, built: cloze_files.ClozeFiles) -> str:
     """Returns a line about the three cloze files written, and the flags with which a run takes them."""
-    ratio = ','.join(f'{share:g}' for share in cloze_files.hop_ratio(built.documents))
-    # A ratio of one hop count is a tuple with a comma at its end, as Python writes it.
-    hop_ratio = f'({ratio})' if ',' in ratio else f'({ratio},)'
     flags = [
         f'--config.eval.file={args.out}',
         f'--config.eval.questions={len(built.questions)}',
         f'--config.inputs.documents={args.documents}',
         f'--config.retrieval.held_out={args.held_out}',
-        f'--config.schedule.hop_ratio={hop_ratio}',
+        _ratio_flag(cloze_files.hop_ratio(built.documents)),
     ]
     return f'{args.out}: {built}; taken by recipe drzero with {shlex.join(flags)}'
 
 
 def _report(args: argparse.Namespace, built: builders.BuiltFile) -> str:
-    """Returns a line about the file written, the lines left out, and the run that takes it."""
+    """Returns a line about the file written, the lines left out, and the recipe and flags that take it."""
     of_hops = ''
+    recipe = {'answers': 'ssp', 'questions': 'dspo'}.get(args.kind, 'drzero')
+    flags = [f'--config.inputs.{args.kind}={args.out}']
     if args.kind == 'documents':
         counts = collections.Counter(line['hops'] for line in built.lines)
         parts = [f'{count} of {hops} hops' for hops, count in sorted(counts.items())]
         of_hops = f' ({", ".join(parts)})'
-    return (
-        f'{args.out}: {len(built.lines)} {args.kind}{of_hops}; '
-        f'left out: {built.dropped}; {_usage(args)}'
-    )
-
-
-def _usage(args: argparse.Namespace) -> str:
-    """Returns the recipe and the flags with which a run takes the file."""
-    flags = [f'--config.inputs.{args.kind}={args.out}']
-    if args.kind == 'answers':
-        recipe = 'ssp'
-    elif args.kind == 'documents':
-        recipe = 'scope' if args.types else 'drzero'
-        ratio = ','.join(map(str, args.hops))
-        # A ratio of one hop count is a tuple with a comma at its end, as Python writes it.
-        ratio = f'({ratio},)' if len(args.hops) == 1 else f'({ratio})'
+        recipe = 'scope' if args.types else recipe
         # A run refuses a file without the hops that its own ratio asks for.
-        flags.append(f'--config.schedule.hop_ratio={ratio}')
-    elif any(map(_is_public, args.sets)):
-        # Papers report results on the public sets, so they are for evaluation only.
-        return f'to be measured by: {shlex.join([f"--config.eval.file={args.out}"])}'
-    else:
-        recipe = 'dspo'
-    return f'taken by recipe {recipe} with {shlex.join(flags)}'
+        flags.append(_ratio_flag(args.hops))
+    use = f'taken by recipe {recipe} with'
+    # Papers report results on the public sets, so they are for evaluation only.
+    if args.kind == 'questions' and any(map(_is_public, args.sets)):
+        use, flags = 'to be measured by:', [f'--config.eval.file={args.out}']
+    wrote = f'{args.out}: {len(built.lines)} {args.kind}{of_hops}'
+    return f'{wrote}; left out: {built.dropped}; {use} {shlex.join(flags)}'
 
 
-def _check_out(args: argparse.Namespace) -> None:
-    """Raises UserError if an output would overwrite an input or the other output."""
+def _check_files(args: argparse.Namespace) -> None:
+    """Raises UserError if an output would overwrite an input or another output."""
     names = [*(getattr(args, 'sets', None) or []), *getattr(args, 'not_in', [])]
     if getattr(args, 'corpus', None):
         names.append(args.corpus)
-    inputs = {pathlib.Path(name).resolve() for name in names}
+    taken = {pathlib.Path(name).resolve() for name in names}
     # Inputs are read as streams, so the file would be replaced while it is read.
-    if args.out.resolve() in inputs:
-        raise UserError(f'--out {args.out} is one of the inputs; choose another file')
-    if args.kind != 'cloze':
-        return
-    if args.documents.resolve() in {*inputs, args.out.resolve()}:
-        problem = 'is the corpus or --out'
-        raise UserError(f'--documents {args.documents} {problem}; choose another file')
-    if args.held_out.resolve() in {*inputs, args.out.resolve(), args.documents.resolve()}:
-        problem = 'is the corpus, --out or --documents'
-        raise UserError(f'--held-out {args.held_out} {problem}; choose another file')
+    for flag in ('out', 'documents', 'held_out'):
+        path = getattr(args, flag, None)
+        if path and path.resolve() in taken:
+            name = flag.replace('_', '-')
+            raise UserError(
+                f'--{name} {path} is one of the inputs or another output; choose another file'
+            )
+        taken |= {path.resolve()} if path else set()
 
 
 def _run(args: argparse.Namespace) -> None:
     """Writes the file or files that the arguments ask for, and prints the report line."""
     if args.kind == 'cloze' and args.held_out is None:
         args.held_out = args.out.with_name(f'{args.out.stem}_passages{args.out.suffix}')
-    _check_out(args)
+    _check_files(args)
     if args.kind != 'cloze':
         built = build(args)
         files.write_lines(args.out, built.lines)
@@ -410,19 +288,15 @@ def _run(args: argparse.Namespace) -> None:
     source = str(args.corpus)
 
     def passages() -> Iterator[tuple[int, Record]]:
-        return _with_progress(
-            read(args.corpus, None, args.passage_words, args.fields), source, 'passages'
-        )
+        records = read(args.corpus, None, args.passage_words, args.fields)
+        return _with_progress(records, source, 'passages')
 
     split_corpus = cloze_files.build(passages, source, args.count, args.seed, args.most_documents)
     files.write_lines(args.held_out, split_corpus.held_out_passages)
     files.write_lines(args.documents, split_corpus.documents)
     files.write_lines(args.out, split_corpus.questions)
     if split_corpus.warning:
-        print(
-            f'zeroplay_jax.extras.inputs: warning: {source}: {split_corpus.warning}',
-            file=sys.stderr,
-        )
+        logging.warning('zeroplay_jax.extras.inputs: warning: %s: %s', source, split_corpus.warning)
     print(_report_cloze(args, split_corpus))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import hashlib
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Generic, TypeVar
@@ -42,8 +43,8 @@ class Dropped(collections.Counter[str]):
         super().__init__()
         self.first: dict[str, str] = {}
 
-    def fix(self, usable: int) -> str:
-        """What to do where only `usable` items can be used, fewer than requested."""
+    def too_few(self, where: str, usable: int, what: str, count: int) -> UserError:
+        """Returns the error where only `usable` items can be used, fewer than requested."""
         ways = ['lower --count'] if usable else []
         if self['no_title'] and not usable:
             ways.append('give passages with titles')
@@ -51,7 +52,9 @@ class Dropped(collections.Counter[str]):
             ways.append('lower --least-words')
         if self['too_long']:
             ways.append('raise --most-words')
-        return ' or '.join(ways or ['give other files'])
+        fix = ' or '.join(ways or ['give other files'])
+        problem = f'{usable} {what} can be used (left out: {self}), not {count}'
+        return UserError(f'{where}{problem}; {fix}')
 
     def __str__(self) -> str:
         counts = []
@@ -125,9 +128,6 @@ def _shuffled(items: Sequence[T], seed: int, *identity: int) -> list[T]:
     return [items[index] for index in permutation]
 
 
-# ---- answers -----------------------------------------------------------------------------------------
-
-
 def unfit(answer: str, max_words: int) -> str | None:
     """Returns why an answer cannot be used: 'empty' (in normal form), 'yes_no', 'too_long'; None if it can.
 
@@ -144,56 +144,24 @@ def unfit(answer: str, max_words: int) -> str | None:
 
 
 def answers_of_sets(
-    sets: Sequence[Iterable[Line]], count: int, seed: int, max_words: int, mix: str
+    sets: Sequence[Iterable[Line]], count: int, seed: int, max_words: int
 ) -> BuiltFile:
     """Returns SSP's answer set: a random sample of the first accepted answers of QA training questions.
 
     Its lines are {'answer', 'source', 'line'}. No answer occurs twice in normal form.
 
     Args:
-      sets: the lines of each file.
+      sets: the lines of each file; they contribute in proportion to their usable answers.
       count: answers in the sample.
       max_words: words of the longest usable answer.
-      mix: 'pool' samples from all answers together, as SSP does; 'equal' takes equally many from every set.
 
     Raises:
       UserError: there are fewer answers than requested.
     """
     dropped = Dropped()
     used_answers: set[str] = set()
-    answers_of_set: list[list[dict[str, Any]]] = []
-    for lines in sets:
-        answers_of_set.append(_usable_answers(lines, max_words, used_answers, dropped))
-    # With 'pool', sets contribute in proportion to their usable answers.
-    answer_lists = answers_of_set
-    if mix == 'pool':
-        answer_lists = [[answer for answers in answers_of_set for answer in answers]]
-    shares = stratify([1] * len(answer_lists), count)
-    sample: list[dict[str, Any]] = []
-    for number, (answers, share) in enumerate(zip(answer_lists, shares)):
-        if len(answers) < share:
-            of_set = f' of set {number + 1}' if mix == 'equal' else ''
-            raise UserError(
-                f'{len(answers)} answers{of_set} can be used (left out: {dropped}), not {share}; '
-                f'{dropped.fix(len(answers))}'
-            )
-        sample += _shuffled(answers, seed, number)[:share]
-    # The sample is shuffled across sets, or a run would take one set after the other.
-    return BuiltFile(_shuffled(sample, seed, len(answer_lists)), dropped)
-
-
-def _usable_answers(
-    lines: Iterable[Line],
-    max_words: int,
-    used_answers: set[str],
-    dropped: Dropped,
-) -> list[dict[str, Any]]:
-    """Returns the answers of one set that are fit and not in `used_answers`.
-
-    Adds their normal forms to `used_answers`, and counts the others in `dropped`.
-    """
     answers: list[dict[str, Any]] = []
-    for source, line, record in lines:
+    for source, line, record in itertools.chain.from_iterable(sets):
         answer = _one_line(answer_fields.accepted_answers(record)[0])
         normal_form = normalize_answer(answer)
         reason = unfit(answer, max_words)
@@ -204,7 +172,10 @@ def _usable_answers(
             continue
         used_answers.add(normal_form)
         answers.append({'answer': answer, 'source': source, 'line': line})
-    return answers
+    if len(answers) < count:
+        raise dropped.too_few('', len(answers), 'answers', count)
+    # The second order is that of earlier versions, whose files stay as they are.
+    return BuiltFile(_shuffled(_shuffled(answers, seed, 0)[:count], seed, 1), dropped)
 
 
 @dataclasses.dataclass
@@ -278,10 +249,7 @@ def answers_of_corpus(
     if len(usable) < count:
         # Counted only here: mentions of passages without titles may be answers.
         dropped['no_title'] = 0 if usable else untitled
-        raise UserError(
-            f'{source}: {len(usable)} answers can be used (left out: {dropped}), not {count}; '
-            f'{dropped.fix(len(usable))}'
-        )
+        raise dropped.too_few(f'{source}: ', len(usable), 'answers', count)
     lines: list[dict[str, Any]] = []
     for candidate in usable[:count]:
         answer_line = {'answer': candidate.text, 'source': source, 'kind': candidate.kind}
@@ -301,9 +269,6 @@ def _possible_answers(title: str, text: str, dropped: Dropped) -> list[tuple[str
     # answer_of_title returns None for a list, and '' for a title that consists of brackets, which is not counted.
     dropped['list'] += bool(title) and title_answer is None
     return list(dict.fromkeys(possible + mentions(text)))
-
-
-# ---- questions and documents -------------------------------------------------------------------------
 
 
 def questions_of_sets(
@@ -328,10 +293,7 @@ def questions_of_sets(
     for number, lines in enumerate(sets):
         source, questions = _usable_questions(lines, excluded, dropped)
         if len(questions) < count:
-            raise UserError(
-                f'{source}: {len(questions)} questions can be used (left out: {dropped}), not '
-                f'{count}; {dropped.fix(len(questions))}'
-            )
+            raise dropped.too_few(f'{source}: ', len(questions), 'questions', count)
         questions = _shuffled(questions, seed, number)
         sample += questions[:count] if count else questions
     if not sample:
@@ -421,10 +383,7 @@ def documents_of_corpus(
             sample.put(key, document | {'document_id': record.id, 'line': line})
     documents = sample.ordered()
     if len(documents) < count:
-        raise UserError(
-            f'{source}: {len(documents)} passages can be used (left out: {dropped}), not {count}; '
-            f'{dropped.fix(len(documents))}'
-        )
+        raise dropped.too_few(f'{source}: ', len(documents), 'passages', count)
     # The sample is in the order of its hashes, so blocks of equal hops are random as well.
     hop_counts = np.repeat(np.arange(len(hops)) + 1, stratify(hops, count))
     for index, (document, hop_count) in enumerate(zip(documents, hop_counts, strict=True)):
@@ -433,9 +392,6 @@ def documents_of_corpus(
             document['type'] = types[index % len(types)]
     # Shuffled, because the documents are now sorted by hops.
     return BuiltFile(_shuffled(documents, seed), dropped)
-
-
-# ---- texts of --help -------------------------------------------------------------------------------
 
 
 EXAMPLES = """examples:
@@ -518,11 +474,15 @@ CLOZE_EXAMPLES = """examples:
   python -m zeroplay_jax.extras.inputs cloze --corpus own --passage-words 80 --documents docs.jsonl --out out.jsonl
 """
 
+# Kind of file → summary, description and examples of its command.
+HELP = {
+    'answers': ('answers to hide (SSP)', ANSWERS, ANSWERS_EXAMPLES),
+    'questions': ('questions with answers (DSPO)', QUESTIONS, QUESTIONS_EXAMPLES),
+    'documents': ('documents with hops (Dr. Zero, π-Play, SCOPE)', DOCUMENTS, DOCUMENTS_EXAMPLES),
+    'cloze': ('held-out questions of any corpus, and documents to train on', CLOZE, CLOZE_EXAMPLES),
+}
 
-# ---- names and dates -------------------------------------------------------------------------------
-#
-# Found in a text by rules, without a language model.
-
+# Names and dates are found in a text by rules, without a language model.
 
 # Capital letters of Latin script: the blocks up to Latin Extended-B.
 _UPPER = ''.join(letter for letter in map(chr, range(0x250)) if letter.isupper())

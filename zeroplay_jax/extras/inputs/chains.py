@@ -156,11 +156,7 @@ def can_join(first: Cloze, clause: Cloze) -> bool:
     return clause.answer.lower() not in first.sentence.lower()
 
 
-# ---- questions of a corpus -------------------------------------------------------------------------
-#
 # In memory that does not grow with the corpus.
-
-
 # Clauses that are stored per name; a corpus may have many more about a well-known one.
 _CLAUSES_PER_NAME = 20
 # Chains that `add_searches` searches for, and passages that it searches in: enough for some hundred questions.

@@ -128,11 +128,7 @@ def clozes(sentence: str) -> list[Cloze]:
     return sorted(cases, key=lambda case: len(case.left))
 
 
-# ---- passages --------------------------------------------------------------------------------------
-#
 # Passages of a corpus with the sentences that questions can be made of.
-
-
 # A new stream of (line number, passage) at every call: a corpus is read several times.
 Passages = Callable[[], Iterable[tuple[int, Record]]]
 
@@ -176,8 +172,3 @@ def parse(line: int, record: Record) -> Passage | None:
     if not usable_sentences or problem_of(text) is not None:
         return None
     return Passage(line, record.id, title, text, usable_sentences)
-
-
-# ---- form of a question ----------------------------------------------------------------------------
-#
-# How the built-in policies, and those trained from them, read a question.

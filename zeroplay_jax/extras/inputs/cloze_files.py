@@ -60,7 +60,7 @@ class ClozeFiles:
       unit: what was split: 'documents', or 'passages' of a corpus with few documents.
       divided: number of documents that may have passages both held out and trained on.
       one_hop_reason: why all questions have one hop; '' if some have two.
-      left_out: numbers of passages that are neither held out nor trained on, by the reason.
+      left_out: number of passages that are neither held out nor trained on.
     """
 
     questions: list[dict[str, Any]]
@@ -71,7 +71,7 @@ class ClozeFiles:
     unit: str = 'documents'
     divided: int = 0
     one_hop_reason: str = ''
-    left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    left_out: int = 0
 
     @property
     def warning(self) -> str:
@@ -94,9 +94,8 @@ class ClozeFiles:
             )
         elif self.one_hop_reason:
             ending = f'; all of one hop: {self.one_hop_reason}'
-        counts = [f'passages {reason}: {count}' for reason, count in self.left_out.items() if count]
-        if counts:
-            ending += f'; left out: {", ".join(counts)}'
+        if self.left_out:
+            ending += f'; left out: {self.left_out} passages without one, or beyond the number to train on'
         return (
             f'{len(self.questions)} questions{of_two_hops} of {self.held_out} held-out {self.unit} (of {self.total}), '
             f'{len(self.documents) - two_hop_documents} passages of the others, with a sentence to ask about, to train '
@@ -134,7 +133,7 @@ def build(passages: Passages, source: str, count: int, seed: int, max_documents:
     chains.add_searches(passages, found_chains, seed)
     repeats = set()
     if count:
-        repeats = _repeated_sentences(passages(), _sentences_of(candidates, found_chains))
+        repeats = _repeated_sentences(passages(), candidates, found_chains)
     held_out = _hold_out(files, candidates, found_chains, repeats, source, count, seed)
     two_hop_starts = _two_hop_starts(found_chains, held_out, source)
     files.one_hop_reason = _one_hop_reason(files.questions, len(two_hop_starts), count)
@@ -247,9 +246,8 @@ def _hold_out(
 def _remove_ambiguous(questions_of: Sequence[Sequence[list[dict[str, Any]]]]) -> None:
     """Removes questions that several sentences give, and that have as many answers, in place."""
     passages = list(itertools.chain.from_iterable(questions_of))
-    counts = collections.Counter(
-        question['question'].lower() for questions in passages for question in questions
-    )
+    every = itertools.chain.from_iterable(passages)
+    counts = collections.Counter(question['question'].lower() for question in every)
     for questions in passages:
         questions[:] = [each for each in questions if counts[each['question'].lower()] == 1]
 
@@ -292,27 +290,10 @@ def _two_hop_starts(
     return list(lines.values())
 
 
-def _sentences_of(
-    candidates: dict[str, list[Passage]], found_chains: Iterable[CorpusChain]
-) -> set[str]:
-    """Returns all sentences that may be asked about, in lower case."""
-    texts: set[str] = set()
-    for document in candidates.values():
-        for passage in document:
-            texts.update(sentence.lower() for sentence in passage.sentences)
-    for each in found_chains:
-        texts.update(each.sentences)
-    return texts
-
-
-def hop_ratio(lines: Iterable[Json]) -> tuple[float, ...]:
+def hop_ratio(lines: Iterable[Json] = ()) -> tuple[float, ...]:
     """Returns the `schedule.hop_ratio` with which a run takes the lines of training documents."""
-    return ratio_of_hops(any(line['hops'] == 2 for line in lines))
-
-
-def ratio_of_hops(two_hops: bool) -> tuple[float, ...]:
-    """Returns the shares of questions of one and two hops, or of one hop only."""
-    return (1 - TWO_HOP_TRAINING_SHARE, TWO_HOP_TRAINING_SHARE) if two_hops else (1.0,)
+    has_two_hops = any(line['hops'] == 2 for line in lines)
+    return (1 - TWO_HOP_TRAINING_SHARE, TWO_HOP_TRAINING_SHARE) if has_two_hops else (1.0,)
 
 
 def _add_passages(
@@ -331,51 +312,38 @@ def _add_passages(
     """
     sample: BottomK[dict[str, Any]] = BottomK(max_documents)
     files.held_out_passages = []
-    others = no_sentence = no_blank = 0
     for line, record in passages:
         title, _ = split(record.contents)
         if unit_of(record) in held_out:
             files.held_out_passages.append({'document_id': record.id, 'title': title})
             continue
-        others += 1
+        files.left_out += 1
         key = hash_key(seed, record.id)
         # The cheap test comes first, because splitting into sentences takes most of the time.
-        if not sample.admits(key):
-            continue
-        passage = parse(line, record)
-        if passage is None:
-            no_sentence += 1
-        elif any(_best_cloze(text, title, seed) for text in passage.sentences):
+        passage = parse(line, record) if sample.admits(key) else None
+        if passage and any(_best_cloze(text, title, seed) for text in passage.sentences):
             sample.put(key, passage.document_line(source))
-        else:
-            no_blank += 1
     files.documents = sample.ordered()
-    shortest, longest = SENTENCE_WORDS
-    files.left_out = {
-        f'without an English sentence of {shortest} to {longest} words': no_sentence,
-        'without a word to leave out': no_blank,
-        'beyond the number to train on': others - no_sentence - no_blank - len(files.documents),
-    }
-
-
-# ---- questions -----------------------------------------------------------------------------------------
+    files.left_out -= len(files.documents)
 
 
 def _repeated_sentences(
-    passages: Iterable[tuple[int, Record]], candidates: Iterable[str]
+    passages: Iterable[tuple[int, Record]],
+    candidates: Mapping[str, list[Passage]],
+    found_chains: Iterable[CorpusChain],
 ) -> set[str]:
-    """Returns those of the sentences, in lower case, that occur more than once in the corpus.
+    """Returns those of the sentences that may be asked about, in lower case, that occur more than once in the corpus.
 
     Such a sentence does not belong to one passage, and another copy may be trained on.
     """
-    counts = dict.fromkeys(candidates, 0)
+    asked: list[Sequence[str]] = [each.sentences for each in found_chains]
+    asked += [passage.sentences for passage in itertools.chain.from_iterable(candidates.values())]
+    counts = {text.lower(): 0 for text in itertools.chain.from_iterable(asked)}
     # All passages are searched, not only usable ones (`parse`): any copy of a sentence makes it repeated.
     for _, record in passages:
-        _, text = split(record.contents)
-        for sentence in sentences(text):
-            key = sentence.lower()
-            if key in counts:
-                counts[key] += 1
+        for sentence in sentences(split(record.contents)[1]):
+            if sentence.lower() in counts:
+                counts[sentence.lower()] += 1
     return {sentence for sentence, count in counts.items() if count > 1}
 
 
@@ -390,11 +358,7 @@ def _questions(passage: Passage, source: str, seed: int, repeats: set[str]) -> l
         if case is None or sentence.lower() in repeats:
             continue
         questions.append(passage.question_line(source, case, case.question, 1))
-
-    def priority(question: dict[str, Any]) -> tuple[bool, int]:
-        return question['kind'] == 'word', hash_key(seed, question['question'])
-
-    return sorted(questions, key=priority)
+    return sorted(questions, key=lambda q: (q['kind'] == 'word', hash_key(seed, q['question'])))
 
 
 def _best_cloze(sentence: str, title: str, seed: int) -> Cloze | None:
@@ -416,21 +380,17 @@ def _take(
     The first passages of all documents come before their second ones.
     """
     ranked = []
-    for document_number, document in enumerate(questions_of):
+    for document in questions_of:
         # Passages without questions do not count, so that every document with a question has one of the first rank.
-        asked_passages = [questions for questions in document if questions]
-        for passage_number, questions in enumerate(asked_passages):
+        for passage_number, questions in enumerate(filter(None, document)):
             for number, question in enumerate(questions):
-                ranked.append(((number, passage_number, document_number), question))
+                ranked.append(((number, passage_number), question))
+    # Equal ranks stay in the order of the documents.
     ranked.sort(key=lambda item: item[0])
     return [question for _, question in ranked[:count]]
 
 
-# ---- split by document -----------------------------------------------------------------------------
-#
 # The documents with the lowest hashes of their names are held out.
-
-
 # Largest share of the documents that is held out, which a small corpus reaches. All others may be trained on.
 MAX_SHARE = 0.4
 # Share of a large corpus that is held out, so that the questions come from many documents.
@@ -516,12 +476,8 @@ def held_out_count(
       count: number of questions.
       total: number of documents in the corpus.
     """
-    needed = len(questions_of)
-    passages_so_far = 0
-    for number, document in enumerate(questions_of, 1):
-        passages_so_far += sum(1 for questions in document if questions)
-        if passages_so_far >= count:
-            needed = number
-            break
+    # Questions of the first documents, with one from each passage.
+    asked = itertools.accumulate(sum(map(bool, document)) for document in questions_of)
+    needed = 1 + sum(number < count for number in asked)
     usual = min(count, int(USUAL_SHARE * total))
     return min(max(needed, usual), len(questions_of))

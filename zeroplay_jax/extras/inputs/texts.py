@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import os
 import pathlib
 import re
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 
 from zeroplay_jax.extras.inputs.sentences import split_text
-from zeroplay_jax.extras.inputs.titles import split_title
+from zeroplay_jax.extras.inputs.titles import split_title, without_front_matter
 from zeroplay_jax.retrieval import json_text
-from zeroplay_jax.retrieval.corpus import BadLines, warn_once
+from zeroplay_jax.retrieval.command import warn_once
+from zeroplay_jax.retrieval.corpus import BadLines
 from zeroplay_jax.retrieval.json_text import Unusable
 from zeroplay_jax.retrieval.rows import COMPRESSED
 from zeroplay_jax.retrieval.types import Record, contents, short, split
@@ -25,8 +25,8 @@ TOLERANCE = 1.5
 _SUFFIXES = ('.txt', '.md')
 # Files that are named in the description of those left out.
 _NAMED_FILES = 5
-# Suffixes that are named one by one in an error; a folder can hold hundreds.
-_NAMED_SUFFIXES = 4
+# Problems that are named one by one in a line; a folder can hold files with hundreds of suffixes.
+_NAMED_PROBLEMS = 8
 # First letters of texts that only a converter makes into prose.
 _MARKUP = re.compile(
     r'\s*(?:<!doctype html|<html|<doc id="|\{\\rtf|[.\']\\"|\.th |warc/1\.[01]\r?\n)', re.IGNORECASE
@@ -119,36 +119,25 @@ def files_of(source: pathlib.Path) -> list[pathlib.Path]:
 
 
 def visible_files(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Returns all files below a folder but hidden ones, such as those in `.git` and `.venv`.
+    """Returns all files below a folder but hidden ones, such as those in `.git` and `.venv`, also by links.
 
-    Linked folders are read, each folder once: under its own name if that is below `folder`. A link to a folder above or
-    to a hidden one is not followed.
+    Folders that can be reached in several ways are read once; links to a folder above are not followed.
     """
     paths = []
-    visited = set(folder.resolve().parents)
-    real = [folder]
-    linked: list[pathlib.Path] = []
-    while real or linked:
-        place = real.pop() if real else linked.pop(0)
-        target = place.resolve()
-        if target in visited:
+    visited = {str(parent) for parent in folder.resolve().parents}
+    for place, folders, names in os.walk(folder, followlinks=True):
+        target = os.path.realpath(place)
+        if target in visited or (place != str(folder) and os.path.basename(target).startswith('.')):
+            folders.clear()
             continue
         visited.add(target)
-        for child in sorted(_children(place)):
-            if child.is_file():
-                paths.append(child)
-            elif child.is_dir() and not child.is_symlink():
-                real.append(child)
-            elif child.is_dir() and not child.resolve().name.startswith('.'):
-                linked.append(child)
+        # Folders have their own name rather than that of a link beside them.
+        visible = sorted(name for name in folders if not name.startswith('.'))
+        links = [name for name in visible if os.path.islink(os.path.join(place, name))]
+        folders[:] = [name for name in visible if name not in links] + links
+        files = [pathlib.Path(place, name) for name in names if not name.startswith('.')]
+        paths += [path for path in files if path.is_file()]
     return sorted(paths)
-
-
-def _children(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Returns what is in a folder and not hidden; nothing for a folder that cannot be read."""
-    with contextlib.suppress(OSError):
-        return [child for child in folder.iterdir() if not child.name.startswith('.')]
-    return []
 
 
 def text_name(source: pathlib.Path, path: pathlib.Path) -> str:
@@ -179,26 +168,11 @@ class Inventory:
     passages: int = 0
     first_names: list[str] = dataclasses.field(default_factory=list)
 
-    def add(self, problem: str | None, name: str = '') -> None:
-        """Counts one unit; `problem` is None for a usable one, `name` that of a file."""
-        if problem is None:
-            self.usable += 1
-            return
-        self.problems[problem] += 1
-        self.add_name(name)
-
-    def add_name(self, name: str) -> None:
-        """Takes the name of an unusable file among the first ones, if it belongs to them."""
+    def add(self, number: int, problem: str, name: str = '') -> None:
+        """Counts one unusable unit; `name` is that of a file, `number` is not used (see `corpus.BadLines.add`)."""
+        self.problems[re.split(' at byte|;', problem)[0]] += 1
         if name:
             self.first_names = sorted([*self.first_names, _printable(name)])[:_NAMED_FILES]
-
-    def names(self) -> str:
-        """Returns the names of the first unusable files in words; '' without any."""
-        if not self.first_names:
-            return ''
-        names = ', '.join(self.first_names)
-        more = self.unusable - len(self.first_names)
-        return f'{names} and {more} more' if more else names
 
     def left_out(self) -> str:
         """Returns what becomes of the unusable units, in a line; '' without any."""
@@ -208,8 +182,10 @@ class Inventory:
         consequence = 'left out' if self.unit == 'files' else 'not asked about'
         total = self.usable + self.unusable
         line = f'{self.unusable} of {total} {self.unit} are {consequence}: {self}'
-        names = self.names()
-        return f'{line}; they are {names}' if names else line
+        if self.first_names:
+            line += f'; they are {", ".join(self.first_names)}'
+        more = self.unusable - len(self.first_names)
+        return f'{line} and {more} more' if self.first_names and more else line
 
     @property
     def unusable(self) -> int:
@@ -218,14 +194,10 @@ class Inventory:
 
     def __str__(self) -> str:
         # The most frequent problem comes first, ties by name, so that the same source gives the same line.
-        ordered = sorted(self.problems.items(), key=_by_count)
-        return ', '.join(f'{count} {problem}' for problem, count in ordered)
-
-
-def _by_count(item: tuple[str, int]) -> tuple[int, str]:
-    """Sort key of (name, count): the largest count first, equal ones by name."""
-    name, count = item
-    return -count, name
+        ordered = sorted(self.problems.items(), key=lambda item: (-item[1], item[0]))
+        counts = [f'{count} {problem}' for problem, count in ordered[:_NAMED_PROBLEMS]]
+        others = sum(count for _, count in ordered[_NAMED_PROBLEMS:])
+        return ', '.join([*counts, f'{others} others'] if others else counts)
 
 
 def _printable(name: str) -> str:
@@ -233,86 +205,72 @@ def _printable(name: str) -> str:
     return ''.join(character if character.isprintable() else '\ufffd' for character in name)
 
 
-def count_other_files(source: pathlib.Path, texts: set[pathlib.Path], inventory: Inventory) -> None:
-    """Counts the files of a folder that are not texts as problems of `inventory`.
-
-    The reason is the suffix, or 'of other formats' for all but the most frequent suffixes.
-    """
-    suffixes: collections.Counter[str] = collections.Counter()
+def _count_other_files(
+    source: pathlib.Path, texts: set[pathlib.Path], inventory: Inventory
+) -> None:
+    """Counts the files of a folder that are not texts as problems of `inventory`, by their suffix."""
     for path in visible_files(source):
         if path not in texts:
-            suffixes[_printable(path.suffix.lower()) or 'without suffix'] += 1
-            inventory.add_name(text_name(source, path))
-    # The most frequent ones are named; equally frequent ones in the order of their names.
-    ordered = sorted(suffixes.items(), key=_by_count)
-    for number, (suffix, count) in enumerate(ordered):
-        name = suffix if number < _NAMED_SUFFIXES else 'of other formats'
-        if suffix in COMPRESSED:
-            name = f'{suffix} (unpack them)'
-        inventory.problems[name] += count
+            suffix = _printable(path.suffix.lower()) or 'without suffix'
+            problem = f'{suffix} (unpack them)' if suffix in COMPRESSED else suffix
+            inventory.add(0, problem, text_name(source, path))
 
 
 def passages_of(
-    source: pathlib.Path, skipped: BadLines, passage_words: int
+    source: pathlib.Path,
+    skipped: BadLines | Inventory,
+    passage_words: int,
+    problem_of: Callable[[str], str | None] = lambda text: None,
 ) -> Iterator[tuple[int, Record]]:
-    """Yields (file number from 1, passage) of a folder of texts or of one text, for `retrieval.corpus.read`."""
+    """Yields (file number from 1, passage) of a folder of texts or of one text.
+
+    Args:
+      source: the folder or text.
+      skipped: receives the files that cannot be used. An `Inventory` also counts the others, and the files that are no
+        texts, of which a line is logged otherwise.
+      passage_words: words of a passage at most; 0: 100 words each, whatever the sentences.
+      problem_of: returns why the text of a file, without its front matter, cannot be used; None if it can.
+    """
     files = files_of(source)
-    inventory = Inventory('files', usable=len(files))
+    inventory = skipped if isinstance(skipped, Inventory) else Inventory('files', len(files))
     if source.is_dir():
-        count_other_files(source, set(files), inventory)
-    if inventory.unusable:
+        _count_other_files(source, set(files), inventory)
+    if inventory is not skipped and inventory.unusable:
         warn_once(f'{source}: {inventory.left_out()}')
-    titles = FileTitles(source)
+    untitled = []
     for number, path in enumerate(files, 1):
+        name = text_name(source, path)
         try:
             whole_text = read_text(path)
+            problem = problem_of(without_front_matter(whole_text))
         except (OSError, Unusable) as error:
-            skipped.add(number, f'cannot be read as a text ({error})', path)
+            problem = getattr(error, 'strerror', None) or str(error)
+        if problem is not None:
+            skipped.add(number, problem, name)
             continue
-        name = text_name(source, path)
-        title, text = titles.split(whole_text, name)
+        title, text = split_title(whole_text, name)
         parts = split_text(text, passage_words) if passage_words else _blocks_of_words(text)
         if not parts:
-            skipped.add(number, 'the file is empty', path)
+            skipped.add(number, 'empty', name)
+            continue
+        if inventory is skipped:
+            inventory.usable += 1
+        if not title:
+            title = pathlib.PurePath(name).stem
+            untitled.append(name)
         for part_number, part in enumerate(parts):
             yield number, Record(f'{name}#{part_number}', contents(title, part), document=name)
-    titles.warn()
+    if untitled:
+        warn_once(
+            f'{source}: texts without a title: {len(untitled)}, the first is {short(untitled[0])}; each has the name '
+            'of its file instead'
+        )
 
 
 def _blocks_of_words(text: str) -> list[str]:
     """Returns a text in blocks of `WORDS` words."""
     words = text.split()
     return [' '.join(words[start : start + WORDS]) for start in range(0, len(words), WORDS)]
-
-
-class FileTitles:
-    """Titles for texts without one: the names of their files. Counts them for a warning.
-
-    Args:
-      source: folder of the texts, or one text.
-    """
-
-    def __init__(self, source: pathlib.Path):
-        self._source = source
-        self._count = 0
-        self._first = ''
-
-    def split(self, whole_text: str, name: str) -> tuple[str, str]:
-        """Returns `split_title`, with the name of the file without its suffix if the text has no title."""
-        title, text = split_title(whole_text, name)
-        if not title and text.strip():
-            title = pathlib.PurePath(name).stem
-            self._count += 1
-            self._first = self._first or name
-        return title, text
-
-    def warn(self) -> None:
-        """Warns of the texts so far that have no title."""
-        if self._count:
-            warn_once(
-                f'{self._source}: texts without a title: {self._count}, the first is {short(self._first)}; each has '
-                'the name of its file instead'
-            )
 
 
 def split_record(record: Record, max_words: int) -> Iterator[Record]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pathlib
 import re
-import tomllib
 
 import yaml
 
@@ -12,10 +11,10 @@ import yaml
 _TITLE_WORDS = 15
 # The same in languages without blanks between words, and for texts that have no other line.
 TITLE_CHARACTERS = 200
-# Characters of a file in which its title is looked for, where that takes longer for each further line; and brackets of
-# front matter, because parsers take quadratic time for nested ones.
+# Characters of a file in which its title is looked for, where that takes longer for each further line; and of a field
+# of front matter, because parsers take quadratic time for nested brackets.
 _HEAD_CHARACTERS = 20_000
-_MOST_BRACKETS = 100
+_FIELD_CHARACTERS = 1_000
 # Lines of a Markdown file in which its main heading is looked for; later ones are sections.
 _HEADING_LINES = 10
 # YAML between two lines of dashes at the start of a Markdown file, as Jekyll and Obsidian write it, or TOML between two
@@ -24,7 +23,8 @@ _FRONT_MATTER = re.compile(
     r'\s*(?:---[ \t]*\r?\n(?=[\w-]+[ \t]*:).*?^(?:---|\.\.\.)|\+\+\+[ \t]*\r?\n.*?^\+\+\+)[ \t]*$',
     re.DOTALL | re.MULTILINE,
 )
-_FRONT_TITLE = re.compile(r'^title[ \t]*[:=][ \t]*(\S.*)$', re.MULTILINE)
+# With the lines that go on with it, which are indented.
+_FRONT_TITLE = re.compile(r'^title[ \t]*[:=][ \t]*(.*(?:\n[ \t]+.*)*)$', re.MULTILINE)
 # A text with one quotation mark at each end and none of its kind between them.
 _ONCE_QUOTED = re.compile(r"""(['"])((?:(?!\1).)*)\1""")
 _COMMENT = re.compile(r'<!--.*?-->', re.DOTALL)
@@ -86,40 +86,21 @@ def split_title(whole_text: str, name: str) -> tuple[str, str]:
 
 def _front_title(whole_text: str) -> str:
     """Returns the title in the front matter; '' if there is none."""
-    match = _FRONT_MATTER.match(whole_text)
-    if match is None:
+    front_matter = _FRONT_MATTER.match(whole_text)
+    field = _FRONT_TITLE.search(front_matter[0]) if front_matter else None
+    if field is None:
         return ''
-    # Without the lines that enclose it.
-    front_matter = match[0].strip().partition('\n')[2].rpartition('\n')[0]
-    line = _FRONT_TITLE.search(front_matter)
-    is_toml = match[0].lstrip().startswith('+')
-    # A field with an error does not take the title with it.
-    for text in (front_matter, line[0] if line else ''):
-        title = _title_field(text[:_HEAD_CHARACTERS], is_toml)
-        if title is not None:
-            return _plain(title)
-    if line is None:
-        return ''
-    # Neither YAML nor TOML, by a colon or a quotation mark.
-    quoted = _ONCE_QUOTED.fullmatch(line[1].strip())
-    return _plain(quoted[2] if quoted else line[1])
-
-
-def _title_field(front_matter: str, is_toml: bool) -> str | None:
-    """Returns the title in YAML or TOML, '' if there is none; None if it cannot be read, or is not a text."""
     try:
-        if len(re.findall(r'[{\[]', front_matter)) > _MOST_BRACKETS:
-            return None
-        # Of this loader every scalar is a text.
-        fields = (
-            tomllib.loads(front_matter) if is_toml else yaml.load(front_matter, yaml.BaseLoader)
-        )
-        title = fields.get('title', '')
+        # Titles of TOML have the form of YAML. Of this loader every scalar is a text.
+        title = yaml.load(f'title: {field[1]}'[:_FIELD_CHARACTERS], yaml.BaseLoader)['title']
         # Escapes for two halves of one character (JSON).
-        return title.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')
+        title = title.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')
     # The last three: a number that is too large, another value than a text, nesting without end.
     except (yaml.YAMLError, ValueError, OverflowError, AttributeError, RecursionError):
-        return None
+        # Not YAML, by a colon or a quotation mark.
+        quoted = _ONCE_QUOTED.fullmatch(field[1].strip())
+        title = quoted[2] if quoted else field[1].strip()
+    return _plain(title)
 
 
 def first_line_title(text: str) -> tuple[str, str]:

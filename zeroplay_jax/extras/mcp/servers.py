@@ -10,7 +10,6 @@ The file is read at the start of a process and stays outside of the run's record
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import pathlib
@@ -19,32 +18,16 @@ import shutil
 from collections.abc import Mapping
 from typing import Any
 
+import pydantic
+
 from zeroplay_jax.objectives.registry import did_you_mean
 from zeroplay_jax.retrieval import json_text, masking
 from zeroplay_jax.settings.kinds import ConfigError
 from zeroplay_jax.types import Json
 
 FIELD = 'config.tools.mcp_servers'
-_TYPES = {
-    'a text': str,
-    'a list of texts': list,
-    'an object of texts': dict,
-    'true or false': bool,
-}
-# Keys of a server → form of their values.
-_FORMS = {
-    'command': 'a text',
-    'url': 'a text',
-    'prefix': 'a text',
-    'cwd': 'a text',
-    'args': 'a list of texts',
-    'tools': 'a list of texts',
-    'env': 'an object of texts',
-    'headers': 'an object of texts',
-    'rename': 'an object of texts',
-}
 # Keys of other clients about their own windows and questions.
-_IGNORED = 'type transport disabled enabled autoApprove alwaysAllow description'.split()
+_IGNORED = 'type transport autoApprove alwaysAllow description'.split()
 _LISTS_OF_TOOLS = (
     'exclude excludeTools excludedTools disabledTools disabled_tools include includeTools includedTools allowedTools '
     'allowed_tools enabledTools enabled_tools'
@@ -66,8 +49,7 @@ _VARIABLE = re.compile(r'\$\{([^}]*)\}')
 _ENVIRONMENT = re.compile(r'(?:env:)?([A-Za-z_]\w*)(?::-(.*))?', re.DOTALL)
 
 
-@dataclasses.dataclass(frozen=True)
-class McpServer:
+class McpServer(pydantic.BaseModel, frozen=True, strict=True):
     """How one server is reached, and which of its tools are used under which names.
 
     Attributes:
@@ -78,20 +60,23 @@ class McpServer:
       tools: names of the used tools; None: all.
       rename: name at the server → name in the run.
       prefix: begins the names of the other tools.
+      disabled, enabled: whether it is used.
       secrets: values that no result and no log has (`masking.hide_known`).
     """
 
     name: str
     where: str
     command: str = ''
-    args: tuple[str, ...] = ()
-    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    args: list[str] = []
+    env: dict[str, str] = {}
     cwd: str | None = None
     url: str = ''
-    headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    tools: tuple[str, ...] | None = None
-    rename: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    headers: dict[str, str] = {}
+    tools: list[str] | None = None
+    rename: dict[str, str] = {}
     prefix: str = ''
+    disabled: bool = False
+    enabled: bool = True
     secrets: tuple[str, ...] = ()
 
     def expanded(self, environment: Mapping[str, str]) -> McpServer:
@@ -102,58 +87,50 @@ class McpServer:
         """
         read: dict[str, str] = {}
 
-        def expand(text: str) -> str:
-            return _VARIABLE.sub(lambda match: replacement(match[1]), text)
+        def expand(value: Any) -> Any:
+            if isinstance(value, list):
+                return [expand(text) for text in value]
+            if isinstance(value, dict):
+                return {name: expand(text) for name, text in value.items()}
+            return value and _VARIABLE.sub(replacement, value)
 
-        def expand_named(texts: Mapping[str, str]) -> dict[str, str]:
-            return {name: expand(text) for name, text in texts.items()}
-
-        def replacement(expression: str) -> str:
-            match = _ENVIRONMENT.fullmatch(expression)
+        def replacement(variable: re.Match[str]) -> str:
+            match = _ENVIRONMENT.fullmatch(variable[1])
             if match is None:
                 raise ConfigError(
-                    f'{self.where}: ${{{expression}}} cannot be filled in; use environment variables, as ${{NAME}}'
+                    f'{self.where}: {variable[0]} cannot be filled in; use environment variables, as ${{NAME}}'
                 )
-            value = environment.get(match[1], match[2])
-            if value is None:
+            text = environment.get(match[1], match[2])
+            if text is None:
                 raise ConfigError(
                     f'{self.where}: the environment variable {match[1]} is not set; export it'
                 )
-            read[match[1]] = value
-            return value
+            read[match[1]] = text
+            return text
 
-        url = expand(self.url)
         # Some addresses are a key as a whole, or end with one.
-        parts_of_url = [{'secret': value} for value in read.values()]
-        env = expand_named(self.env)
-        headers = expand_named(self.headers)
+        url = expand(self.url)
+        parts_of_url = [{'secret': text} for text in read.values()]
+        texts = {name: expand(getattr(self, name)) for name in ('command', 'args', 'cwd')}
+        env, headers = expand(self.env), expand(self.headers)
         for name, value in headers.items():
             if not value.isascii() or not value.isprintable():
                 raise ConfigError(
                     f'{self.where}: the value of the header {name!r} has a character that is not printable ASCII; '
                     'correct it'
                 )
-        server = dataclasses.replace(
-            self,
-            command=expand(self.command),
-            args=tuple(expand(argument) for argument in self.args),
-            env=env,
-            cwd=None if self.cwd is None else expand(self.cwd),
-            url=url,
-            headers=headers,
-        )
-        if server.url and not server.url.startswith(('http://', 'https://')):
+        if url and not url.startswith(('http://', 'https://')):
             # The address may hold a key.
             raise ConfigError(f'{self.where}: "url" is not a web address such as https://host/mcp')
-        if server.cwd is not None:
-            folder = pathlib.Path(server.cwd).expanduser()
-            if not folder.is_dir():
+        if texts['cwd'] is not None:
+            texts['cwd'] = os.path.expanduser(texts['cwd'])
+            if not os.path.isdir(texts['cwd']):
                 raise ConfigError(
-                    f'{self.where}: "cwd" is {server.cwd!r}, which is no folder; correct it'
+                    f'{self.where}: "cwd" is {texts["cwd"]!r}, which is no folder; correct it'
                 )
-            server = dataclasses.replace(server, cwd=str(folder))
         secrets = masking.secrets_of(read, env, headers, *parts_of_url, address=url)
-        return dataclasses.replace(server, secrets=secrets)
+        changes = {**texts, 'url': url, 'env': env, 'headers': headers, 'secrets': secrets}
+        return self.model_copy(update=changes)
 
 
 def read_servers(value: str) -> list[McpServer]:
@@ -163,7 +140,7 @@ def read_servers(value: str) -> list[McpServer]:
       ConfigError: the file cannot be read or says something else.
     """
     if '://' in value:
-        return [McpServer('mcp', f'{FIELD}={masking.hide(value)}', url=value)]
+        return [McpServer(name='mcp', where=f'{FIELD}={masking.hide(value)}', url=value)]
     path = pathlib.Path(value).expanduser()
     try:
         content: Any = json_text.parse(path.read_bytes())
@@ -192,11 +169,9 @@ def read_servers(value: str) -> list[McpServer]:
         where = f'{value}: server {name!r}'
         if not isinstance(entry, dict):
             raise ConfigError(f'{where}: must be an object with "command" or "url"')
-        for key in ('disabled', 'enabled'):
-            if entry.get(key) is not None:
-                _check(where, key, entry[key], 'true or false')
-        if entry.get('disabled') is not True and entry.get('enabled') is not False:
-            servers.append(_server(name, where, entry))
+        given = {key: entry[key] for key in entry if entry[key] is not None}
+        if given.get('disabled') is not True and given.get('enabled') is not False:
+            servers.append(_server(name, where, given))
     if not servers:
         raise ConfigError(f'{FIELD}={value}: all of its servers are disabled')
     return servers
@@ -227,33 +202,25 @@ def _server(name: str, where: str, entry: Json) -> McpServer:
     for key, fix in _UNSUPPORTED.items():
         if entry.get(key):
             raise ConfigError(f'{where}: {key!r} is not supported; {fix}')
-    unknown = [key for key in entry if key not in (*_FORMS, *_IGNORED)]
+    unknown = [key for key in entry if key not in (*McpServer.model_fields, *_IGNORED)]
     if unknown:
         logging.warning('%s: not used: %s', where, ', '.join(map(repr, unknown)))
-    fields: dict[str, Any] = {}
-    for key, form in _FORMS.items():
-        value = entry.get(key)
-        if value is None:
-            continue
-        _check(where, key, value, form)
-        if isinstance(value, list):
-            value = tuple(value)
-            for number, text in enumerate(value, 1):
-                _check(where, f'{key} {number}', text, 'a text')
-        elif isinstance(value, dict):
-            for inner, text in value.items():
-                _check(where, f'{key} {inner}', text, 'a text')
-        fields[key] = value
+    try:
+        server = McpServer.model_validate({**entry, 'name': name, 'where': where})
+    except pydantic.ValidationError as error:
+        # Without the value, which may be a secret.
+        problem = error.errors()[0]
+        key = '.'.join(map(str, problem['loc']))
+        raise ConfigError(f'{where}: {key!r}: {problem["msg"]}') from None
     # Another client's form of all tools.
-    if fields.get('tools') == ('*',):
-        del fields['tools']
-    tools = fields.get('tools')
-    unused = [name for name in fields.get('rename', ()) if tools is not None and name not in tools]
+    if server.tools == ['*']:
+        server = server.model_copy(update={'tools': None})
+    unused = [name for name in server.rename if name not in (server.tools or server.rename)]
     if unused:
         raise ConfigError(
             f'{where}: "rename" names {unused[0]!r}, which "tools" leaves out; add it there'
         )
-    return McpServer(name, where, **fields)
+    return server
 
 
 def _check_transport(where: str, entry: Json) -> None:
@@ -276,13 +243,6 @@ def _check_transport(where: str, entry: Json) -> None:
             )
         if not entry.get(belongs_to):
             raise ConfigError(f'{where}: {key}={value!r} needs {belongs_to!r}; correct one of them')
-
-
-def _check(where: str, key: str, value: Any, form: str) -> None:
-    """Raises ConfigError for a value of another form, one of `_TYPES`."""
-    if not isinstance(value, _TYPES[form]):
-        # The value may be a secret.
-        raise ConfigError(f'{where}: {key!r} must be {form}, not {type(value).__name__}')
 
 
 def chosen_names(server: McpServer, listed: list[str]) -> dict[str, str]:

@@ -12,18 +12,16 @@ import atexit
 import contextlib
 import logging
 import os
-import signal
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Coroutine
 from typing import Any, TypeVar
 
-import anyio
 import httpx2
 import mcp
 import mcp_types
-from mcp.client.stdio import get_default_environment
+from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
-from mcp.shared.message import SessionMessage
 
 from zeroplay_jax.extras.mcp.servers import McpServer
 from zeroplay_jax.retrieval import web
@@ -32,7 +30,8 @@ _MAX_TOOLS = 10_000
 _SSE_SECONDS = 2.0
 # Kinds of blocks of a result.
 _KINDS = 'text image audio resource resource_link'.split()
-_CLOSE_SECONDS = 5.0
+# The library gives a process four seconds to end.
+_CLOSE_SECONDS = 6.0
 # Calls in a row without a reply in time, after which the process of a server is started again.
 _MOST_UNANSWERED = 2
 # The library logs every bad message of a server, with its content; a failed call says what matters.
@@ -40,10 +39,6 @@ for _name in ('mcp', 'client'):
     logging.getLogger(_name).setLevel(logging.CRITICAL + 1)
 
 _Value = TypeVar('_Value')
-
-
-class RefusedCall(Exception):
-    """The server answered that it cannot run this call; the message is its own."""
 
 
 class _NotSent(Exception):
@@ -82,7 +77,6 @@ class Connection:
 
         Raises:
           TimeoutError: no result within that many seconds.
-          RefusedCall: the server refused the arguments.
           Exception: anything else; the call may have been run.
         """
         return _result_of(self._call(tool, arguments), seconds)
@@ -112,10 +106,6 @@ class Connection:
         session = await self._take()
         try:
             reply = await session.run(session.call(tool, arguments))
-        except RefusedCall:
-            self._unanswered = 0
-            self._give_back(session)
-            raise
         except BaseException as error:
             is_late = isinstance(error, asyncio.CancelledError)
             self._unanswered = self._unanswered + 1 if is_late else 0
@@ -223,25 +213,22 @@ class _Session:
     async def run(self, request: Awaitable[_Value]) -> _Value:
         """Returns the result of a request, or raises why the session ended meanwhile."""
         pending = asyncio.ensure_future(request)
+        error = None
         try:
             await asyncio.wait({pending, self._owner}, return_when=asyncio.FIRST_COMPLETED)
-            if pending.done() and not isinstance(pending.exception(), MCPError):
-                return pending.result()
             error = pending.exception() if pending.done() else None
             if isinstance(error, MCPError):
                 self._is_closed |= error.code == mcp_types.CONNECTION_CLOSED
                 # "Connection closed" says less than the session, which ends too, at the latest when its process has.
-                seconds = 3 * _END_SECONDS if self._is_closed else 0.2
-                await asyncio.wait({self._owner}, timeout=seconds)
+                await asyncio.wait({self._owner}, timeout=3.0 if self._is_closed else 0.2)
+            elif pending.done():
+                return pending.result()
         finally:
-            if not pending.done():
-                pending.cancel()
+            pending.cancel()
         if self._owner.done() and not self._owner.cancelled() and self._owner.exception():
             cause = first_cause(self._owner.exception())
             raise _NotSent(str(cause)) if isinstance(cause, httpx2.ConnectError) else cause
-        if not pending.done():
-            raise ConnectionError('the session ended')
-        return pending.result()
+        raise error or ConnectionError('the session ended')
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> mcp_types.CallToolResult:
         parameters = mcp_types.CallToolRequestParams(name=tool, arguments=arguments)
@@ -250,9 +237,11 @@ class _Session:
         try:
             return await self._client.session.send_request(request, mcp_types.CallToolResult)
         except MCPError as error:
-            if error.code == mcp_types.INVALID_PARAMS:
-                raise RefusedCall(error.error.message) from error
-            raise
+            if error.code != mcp_types.INVALID_PARAMS:
+                raise
+            # The server's own message tells the policy how to correct the call.
+            text = mcp_types.TextContent(type='text', text=error.error.message)
+            return mcp_types.CallToolResult(content=[text], is_error=True)
 
     def abandon(self) -> None:
         """Ends the session in the background."""
@@ -269,21 +258,32 @@ class _Session:
 
 
 def first_cause(error: BaseException | None) -> BaseException:
-    """Returns the innermost first error: task groups of the library wrap a cause, possibly several times."""
-    while isinstance(error, BaseExceptionGroup) and error.exceptions:
-        error = error.exceptions[0]
-    return error or ConnectionError('the session ended')
-
-
-# ---- transports ----------------------------------------------------------------------------------
+    """Returns the first error in groups of task groups; that a connection was closed only if there is no other."""
+    causes: list[BaseException] = []
+    pending = [error]
+    while pending:
+        cause = pending.pop()
+        if isinstance(cause, BaseExceptionGroup):
+            pending += reversed(cause.exceptions)
+        elif cause is not None:
+            causes.append(cause)
+    causes.sort(key=lambda cause: isinstance(cause, MCPError))
+    return causes[0] if causes else ConnectionError('the session ended')
 
 
 @contextlib.asynccontextmanager
 async def _transport(server: McpServer) -> AsyncIterator[tuple[Any, Any]]:
-    """Yields the streams of a server."""
+    """Yields the streams of a server, of which a process is started and ended."""
     async with contextlib.AsyncExitStack() as stack:
+        errors = None
         if server.command:
-            transport = process_transport(server)
+            file = tempfile.TemporaryFile('w+', encoding='utf-8', errors='replace')
+            errors = stack.enter_context(file)
+            # It gets PATH, HOME and the like: secrets of this process are none of its business.
+            parameters = StdioServerParameters(
+                command=server.command, args=server.args, env=server.env, cwd=server.cwd
+            )
+            transport = stdio_client(parameters, errors)
         else:
             client = await stack.enter_async_context(web.open_client(server.headers, server.url))
             client.event_hooks['response'].append(_check_session)
@@ -291,7 +291,7 @@ async def _transport(server: McpServer) -> AsyncIterator[tuple[Any, Any]]:
                 server.url, http_client=client, max_sse_event_size=web.MAX_REPLY_BYTES
             )
         read_stream, write_stream = await stack.enter_async_context(transport)
-        yield _ReadableResults(read_stream), write_stream
+        yield _Messages(read_stream, errors), write_stream
 
 
 async def _check_session(response: httpx2.Response) -> None:
@@ -317,23 +317,43 @@ async def _first_event(server: McpServer) -> str:
         return await anext(response.aiter_text(), '')
 
 
-class _ReadableResults:
-    """A stream of messages in which a text names each block of another kind, for which the library refuses a result."""
+class _Messages:
+    """The messages of a server. Texts name blocks of other kinds in results, which the library would refuse.
 
-    def __init__(self, stream: Any):
+    Args:
+      stream: of the library.
+      errors: file that a process writes its errors to; None: a server over HTTP.
+    """
+
+    def __init__(self, stream: Any, errors: Any):
         self._stream = stream
+        self._errors = errors
 
-    def __aiter__(self) -> _ReadableResults:
+    def __aiter__(self) -> _Messages:
         return self
 
     async def __anext__(self) -> Any:
-        item = await self._stream.__anext__()
+        """Returns the next message; raises ConnectionError for the end of a process, and for half a message."""
+        try:
+            item = await anext(self._stream)
+        except StopAsyncIteration:
+            if self._errors is None:
+                raise
+            self._errors.seek(0)
+            lines = self._errors.read().strip('\0 \n').splitlines()
+            raise ConnectionError(': '.join(['its process ended', *lines[-1:]])) from None
+        if self._errors:
+            # Errors before a reply are not those with which the process ends.
+            self._errors.truncate(0)
+        # Some servers print greetings. What looks like a reply would leave its call to the time limit.
+        if isinstance(item, ValueError) and _input_of(item).startswith('{'):
+            raise ConnectionError('a reply that is no JSON-RPC message')
         result = getattr(getattr(item, 'message', None), 'result', None)
         if isinstance(result, dict) and isinstance(result.get('content'), list):
             result['content'] = [_readable_block(block) for block in result['content']]
         return item
 
-    async def __aenter__(self) -> _ReadableResults:
+    async def __aenter__(self) -> _Messages:
         await self._stream.__aenter__()
         return self
 
@@ -341,106 +361,13 @@ class _ReadableResults:
         await self._stream.__aexit__(*error)
 
 
+def _input_of(error: Any) -> str:
+    """Returns the line that the library could not read, of a pydantic error."""
+    return str(error.errors()[0]['input']).lstrip()
+
+
 def _readable_block(block: Any) -> Any:
     kind = block.get('type') if isinstance(block, dict) else None
     if not isinstance(kind, str) or kind in _KINDS:
         return block
     return {'type': 'text', 'text': f'[{kind[:40]}, not shown]'}
-
-
-# ---- processes -------------------------------------------------------------------------------------
-#
-# One JSON message a line, over standard input and output. The library's transport has no limit for a line.
-
-
-_END_SECONDS = 1.0  # for a process to end by itself, and again after SIGTERM
-_MAX_ERRORS = 2_000  # bytes of its standard error that are kept
-
-
-@contextlib.asynccontextmanager
-async def process_transport(server: McpServer) -> AsyncIterator[tuple[Any, Any]]:
-    """Starts the process and yields its streams of messages; ends the process at the end.
-
-    Raises:
-      OSError: the process cannot be started.
-      ConnectionError: it ended, or its message is too long; in an exception group.
-    """
-    process = await asyncio.create_subprocess_exec(
-        server.command,
-        *server.args,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        # Secrets of this process are none of the server's business: it gets PATH, HOME and the like.
-        env={**get_default_environment(), **server.env},
-        cwd=server.cwd,
-        limit=web.MAX_REPLY_BYTES,
-        # Ctrl-C ends the run, which ends the server after its last calls.
-        start_new_session=True,
-    )
-    errors = bytearray()
-    to_session, read_stream = anyio.create_memory_object_stream[Any](0)
-    write_stream, from_session = anyio.create_memory_object_stream[Any](0)
-    try:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_read_errors, process, errors)
-            tasks.start_soon(_read, process, to_session, errors)
-            tasks.start_soon(_write, process, from_session)
-            yield read_stream, write_stream
-            tasks.cancel_scope.cancel()
-    finally:
-        with anyio.CancelScope(shield=True):
-            await _end(process)
-            for stream in (to_session, read_stream, write_stream, from_session):
-                await stream.aclose()
-
-
-async def _read(process: asyncio.subprocess.Process, to_session: Any, errors: bytearray) -> None:
-    assert process.stdout is not None
-    while True:
-        try:
-            line = await process.stdout.readline()
-        except ValueError:
-            raise ConnectionError(web.TOO_LONG) from None
-        if not line:
-            status = await process.wait()
-            lines = errors.decode(errors='replace').strip().splitlines()
-            last = f': {lines[-1]}' if lines else ''
-            raise ConnectionError(f'its process ended with status {status}{last}')
-        try:
-            message = mcp_types.jsonrpc_message_adapter.validate_json(line, by_name=False)
-        except ValueError:
-            # Some servers print greetings. What looks like a reply would leave its call to the time limit.
-            if line.lstrip().startswith(b'{'):
-                raise ConnectionError('a reply that is no JSON-RPC message') from None
-            continue
-        await to_session.send(SessionMessage(message))
-
-
-async def _write(process: asyncio.subprocess.Process, from_session: Any) -> None:
-    assert process.stdin is not None
-    async for session_message in from_session:
-        text = session_message.message.model_dump_json(by_alias=True, exclude_unset=True)
-        process.stdin.write(f'{text}\n'.encode())
-        # The reader says why a process ended.
-        with contextlib.suppress(ConnectionError):
-            await process.stdin.drain()
-
-
-async def _read_errors(process: asyncio.subprocess.Process, errors: bytearray) -> None:
-    assert process.stderr is not None
-    while chunk := await process.stderr.read(65_536):
-        errors += chunk
-        del errors[:-_MAX_ERRORS]
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """Closes the input of the process, which asks it to end, then ends it with all that it has started."""
-    assert process.stdin is not None
-    process.stdin.close()
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), _END_SECONDS)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, number)
-    await process.wait()

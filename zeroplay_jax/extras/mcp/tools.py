@@ -67,8 +67,6 @@ class McpTool(Tool):
 
     def _call(self, arguments: dict[str, Any]) -> ToolResult:
         """Returns the result of one call, with an error code after any failure."""
-        import zeroplay_jax.extras.mcp.session as session  # optional dependency
-
         server = self.connection.server
         # Nothing is raised, because `run` would then be repeated, and MCP calls may have side effects.
         try:
@@ -76,10 +74,6 @@ class McpTool(Tool):
         except TimeoutError:
             self.failure_log.add(f'{server.where}: no result within {self.call_seconds:g} s')
             return ToolResult(error='timeout')
-        except session.RefusedCall as error:
-            # The server's own error message tells the policy how to correct the call.
-            text = masking.hide_known(str(error)[:MAX_RESULT_CHARACTERS], server.secrets)
-            return ToolResult(text=text or None, error='tool_error')
         except Exception as error:
             self.failure_log.add(f'{server.where}: {reason_of(server, error)}')
             return ToolResult(error='failed')
