@@ -66,18 +66,6 @@ def _parser() -> Parser:
     return parser
 
 
-def _sides(args: argparse.Namespace) -> list[list[str]]:
-    """Returns the files of each side; raises UserError for sides of different numbers, but a first one of its own."""
-    sides = [side.split(',') for side in args.sides]
-    # One interval covers what all differences have in common. The first side may be one file.
-    numbers = [len(side) for side in sides[1:]]
-    if len(set(numbers)) > 1:
-        raise UserError(
-            f'sides of {", ".join(map(str, numbers))} files; give as many of each side but the first'
-        )
-    return sides
-
-
 def _read_side(files: list[str]) -> tuple[str, list[Results]]:
     """Returns the heading of a side and its results.
 
@@ -104,8 +92,14 @@ def _read_sides(files_of_sides: list[list[str]]) -> Sides:
     """Returns all sides, cut to the sets that all results have.
 
     Raises:
-      UserError: as `_read_side`, or results that cannot be compared.
+      UserError: as `_read_side`, results that cannot be compared, or sides of different numbers, but for the first one.
     """
+    # One interval covers what all differences have in common. The first side may be one file.
+    numbers = [len(files) for files in files_of_sides[1:]]
+    if len(set(numbers)) > 1:
+        raise UserError(
+            f'sides of {", ".join(map(str, numbers))} files; give as many of each side but the first'
+        )
     sides: dict[str, list[Results]] = {}
     for files in files_of_sides:
         name, results = _read_side(files)
@@ -175,15 +169,17 @@ def _rows(sides: Sides) -> dict[str, dict[str, tables.Figure]]:
 def _covered(sides: Sides) -> str:
     """Returns in words what the intervals cover."""
     first, *others = (len(results) for results in sides.values())
-    if others and max(first, *others) > 1:
-        return f'the runs on these questions ({statistics.statistic(first, others[0])})'
+    runs = max(first, *others, 1)
+    if others and runs > 1:
+        statistic = f"Welch's t interval over {first} and {others[0]} runs"
+        if 1 in (first, others[0]):
+            exact = 'the single result of the other side counts as exact'
+            statistic = f"Student's t interval over {runs} runs; {exact}"
+        return f'the runs on these questions ({statistic})'
     of_pairs = ' (Newcombe, paired)' if others else ''
     return (
         f'the choice of questions{of_pairs}, not the seed: for that give several runs of each side'
     )
-
-
-# ---- runs ------------------------------------------------------------------------------------------
 
 
 def _is_workdir(side: str) -> bool:
@@ -245,7 +241,7 @@ def _run(args: argparse.Namespace) -> None:
     if any(map(_is_workdir, args.sides)):
         print(tables.write(_run_table(args), args.format))
         return
-    sides = _read_sides(_sides(args))
+    sides = _read_sides([side.split(',') for side in args.sides])
     rows = _rows(sides)
     table: list[list[tables.Cell]] = []
     for name, figures in rows.items():

@@ -10,7 +10,7 @@ from results import result
 
 from zeroplay_jax import compare
 from zeroplay_jax.data import files
-from zeroplay_jax.evaluation import question_sets, results
+from zeroplay_jax.evaluation import results
 from zeroplay_jax.mini.world import World, evaluation_questions, evaluation_tasks
 from zeroplay_jax.types import UserError
 
@@ -23,9 +23,9 @@ SMALL = config_flags('world.train=(0,4) world.evaluation=(0,2) eval.questions=2'
 def test_a_limit_draws_the_same_questions_every_time(tmp_path):
     path = tmp_path / 's.jsonl'
     path.write_text('\n'.join(json.dumps({'question': f'q{i}', 'answer': 'a'}) for i in range(50)))
-    drawn = [question_sets.load(str(path), 10, seed=seed) for seed in (1, 1, 2)]
+    drawn = [files.load_set(str(path), 10, seed=seed) for seed in (1, 1, 2)]
     assert len(drawn[0]) == 10 and drawn[0] == drawn[1] != drawn[2]
-    assert len(question_sets.load(str(path), 99)) == 50
+    assert len(files.load_set(str(path), 99)) == 50
 
 
 def test_open_tasks_are_graded_rubric_by_rubric(tmp_path):
@@ -36,7 +36,7 @@ def test_open_tasks_are_graded_rubric_by_rubric(tmp_path):
     path = tmp_path / 'tasks.jsonl'
     line = dict(task=item['question'], rubrics=[true_rubric, true_rubric.replace(value, 'Zzz')])
     path.write_text(json.dumps(line))
-    (task,) = question_sets.load(str(path), rubrics=True)
+    (task,) = files.load_set(str(path), rubrics=True)
     assert task.text == item['question'] and len(task.rubrics) == 2
     flags = (f'--sets={path}', '--metric=rubrics', f'--out={tmp_path}/out.json')
     done = evaluate(*SMALL, *flags, '--policy=zeroplay_jax/mini/clean')
@@ -46,7 +46,7 @@ def test_open_tasks_are_graded_rubric_by_rubric(tmp_path):
     assert answered['score'] == (0.5 if title in given and value in given else 0)
     path.write_text(json.dumps({'task': 'x', 'rubrics': []}))
     with pytest.raises(UserError, match='"rubrics" must be a list of texts'):
-        question_sets.load(str(path), rubrics=True)
+        files.load_set(str(path), rubrics=True)
 
 
 @pytest.fixture
@@ -73,13 +73,13 @@ def test_a_public_set_becomes_a_file_to_measure_by(hub, tmp_path, capsys):
     asked = ['questions', '--sets', 'nq', '--out', str(out)]
     assert inputs.main(asked) == 0  # the folder is made, too
     assert f'to be measured by: --config.eval.file={out}' in capsys.readouterr().out
-    built, public = question_sets.load(str(out)), question_sets.load('nq')
+    built, public = files.load_set(str(out)), files.load_set('nq')
     assert {question.text for question in built} == {question.text for question in public}
     assert {question.origin['source'] for question in built} == {'nq'}
     more = tmp_path / 'more.jsonl'
     more.write_text('{"question": "NQ 1?", "answer": "a"}\n{"question": "other", "answer": "a"}')
     assert inputs.main(['questions', '--sets', str(more), '--not-in', 'nq', '--out', str(out)]) == 0
-    assert [question.text for question in question_sets.load(str(out))] == ['other']
+    assert [question.text for question in files.load_set(str(out))] == ['other']
     assert 'taken by recipe dspo with --config.inputs.questions=' in capsys.readouterr().out
 
 
@@ -101,7 +101,7 @@ def test_without_a_connection_one_line_says_so(hub, tmp_path, capsys):
 @pytest.mark.skipif(not DATA.is_dir(), reason=f'{DATA} is not there')
 @pytest.mark.parametrize('name', files.PUBLIC)
 def test_the_seven_sets_of_the_papers_are_read(name):
-    found = question_sets.load(str(DATA / f'{name}.jsonl'))
+    found = files.load_set(str(DATA / f'{name}.jsonl'))
     assert len(found) > 50 and all(question.text and question.answers for question in found)
 
 

@@ -431,7 +431,7 @@ def test_a_row_beside_that_of_a_policy_in_a_folder(serve):
     def result(policy, answered):
         config.policy.path = policy
         measured = dict(metric='em', samples=1, limit=0, judge='')
-        settings = result_files.result_settings(
+        settings = answering.result_settings(
             config, policy, run.library.about, run.template, **measured
         )
         return Results(settings, {'set': SetResults.of(questions, answered)})

@@ -37,6 +37,8 @@ from zeroplay_jax.types import Json, Question, UserError
 
 T = TypeVar('T')
 
+# Public sets, on which Search-R1 and its successors evaluate (FlashRAG; Jin et al. 2024, arXiv:2405.13576).
+COLLECTION = 'hf://RUC-NLPIR/FlashRAG_datasets'
 # Public name → the split that papers report. MuSiQue, HotpotQA and 2Wiki have no public test answers.
 PUBLIC = {
     'nq': 'test',
@@ -311,6 +313,39 @@ def _rubric(item: Any) -> Json:
         return {}
     # Nothing depends on the priority: SCOPE's weights are 1 for all. tasks.jsonl of a run has it.
     return {'text': rubric['text'], 'priority': 'important'} | rubric
+
+
+def load_set(name: str, limit: int = 0, seed: int = 0, rubrics: bool = False) -> list[Question]:
+    """Returns the questions of a file or a public set, which is downloaded; with `rubrics` the open tasks of a file.
+
+    Args:
+      name: path of a file, or a key of `PUBLIC` or `WRITTEN`.
+      limit: number of questions drawn from the set; 0: all.
+      seed: seed of the draw.
+      rubrics: whether the file holds open tasks.
+
+    Raises:
+      UserError: neither a file nor a public name; an unusable line; no connection.
+    """
+    read = open_tasks if rubrics else questions
+    items = read(path_of_set(name))
+    return sample(items, limit or len(items), seed)
+
+
+def path_of_set(name: str) -> str:
+    """Returns the path of a set's file: `name` itself, or the downloaded file of a public name.
+
+    Raises:
+      UserError: neither a file nor a public name; no connection.
+    """
+    if pathlib.Path(name).is_file():
+        return name
+    check_set(name)
+    if name in WRITTEN:
+        return WRITTEN[name]
+    if not downloads.is_name(name):
+        name = f'{COLLECTION}/{name}/{PUBLIC[name]}.jsonl'
+    return downloads.fetch_file(name)
 
 
 def check_set(name: str, allow_public: bool = True) -> None:

@@ -13,6 +13,7 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import pathlib
 import re
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any
@@ -24,10 +25,14 @@ from jaxtyping import Bool
 from zeroplay_jax.evaluation import statistics
 from zeroplay_jax.evaluation.results import Answered
 from zeroplay_jax.objectives.rewards import normalize_answer
+from zeroplay_jax.rollout.call_syntax import syntax_for
 from zeroplay_jax.rollout.requests import Request
+from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.selfplay.answers import final_answer, prompt_fields, score
 from zeroplay_jax.selfplay.context import Role, RolloutContext
 from zeroplay_jax.selfplay.recipe import Recipe, asks_once
+from zeroplay_jax.settings.kinds import is_server, prompts_name
+from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.types import (
     PROMPT,
     Outcome,
@@ -356,6 +361,8 @@ def answer_all(
     if baseline is not None and counts['search/failed']:
         line = '--answering=%s: %d of %d searches failed; the answers are without their passages'
         logging.warning(line, way, counts['search/failed'], counts['search/calls'])
+    if all(result.score is None for result in results):
+        raise UserError(f'{context.model}: no question had a reply; run the command again')
     return results
 
 
@@ -402,9 +409,6 @@ async def _answer_after(
     # Their tokens stand in the rollout of the searcher.
     before = [dataclasses.replace(turn, context=0, start=0, stop=0) for turn in searched.turns[:-1]]
     return dataclasses.replace(last, turns=(*before, *last.turns))
-
-
-# ---- baselines without training --------------------------------------------------------------------
 
 
 class _Baseline:
@@ -503,3 +507,44 @@ def _first_sentence(trajectory: Trajectory) -> str:
     """Returns the first sentence of the last turn, without tags; '' without a turn."""
     text = ' '.join(turn.text for turn in trajectory.turns)
     return _SENTENCE_END.split(_TAG.sub('', text).strip(), 1)[0].strip()
+
+
+def result_settings(
+    config: Config, policy: str, retrieval: str, template: Mapping[str, str], **measured: Any
+) -> dict[str, Any]:
+    """Returns the settings of a result; `compare` requires those of `SETTINGS` to be equal.
+
+    Args:
+      policy: the checkpoint folder; the run that exported it is a setting, too.
+      retrieval: description of the searched corpus (`Library.about`).
+      template: what was chosen for the chat template (`role_environment.template_record`); left out if nothing was.
+      measured: metric, samples, limit, judge ('' for a metric without one) and temperature, which is left out if it is
+        None or 0.
+    """
+    # With search alone only the syntax is written, so that results of versions without other tools stay comparable.
+    tools = syntax_for(config).name
+    if tuple(config.tools.names) != ('search',):
+        tools = ' '.join([tools, *config.tools.names])
+    rollout = config.rollout
+    tokens = [rollout.max_turns, rollout.turn_tokens, rollout.observation_tokens]
+    # Left out where there is none.
+    if rollout.response_tokens:
+        tokens.append(rollout.response_tokens)
+    chosen: dict[str, Any] = {'template': dict(template)} if template else {}
+    exporter = run_record.check_export(pathlib.Path(policy))
+    if exporter:
+        chosen[run_record.HASH_FIELD] = exporter
+    # 0 is what one sample has without it.
+    if not measured.get('temperature'):
+        measured.pop('temperature', None)
+    of_config = {
+        'top_k': config.tools.top_k,
+        'prompts': prompts_name(config.prompts),
+        'tools': tools,
+        'tokens': tokens,
+        # That of a server's model is not known.
+        'context': 0 if is_server(config.policy.path) else config.sampler.context,
+    }
+    return (
+        chosen | {'policy': policy, 'answerer': '', 'retrieval': retrieval} | of_config | measured
+    )

@@ -19,8 +19,14 @@ from typing import Any, NamedTuple
 
 from zeroplay_jax.configuration import fields
 from zeroplay_jax.data import files
-from zeroplay_jax.evaluation import question_sets, results
-from zeroplay_jax.evaluation.answering import Answer, answer, answer_of, check_prompt, do_nothing
+from zeroplay_jax.evaluation.answering import (
+    Answer,
+    answer,
+    answer_of,
+    check_prompt,
+    do_nothing,
+    result_settings,
+)
 from zeroplay_jax.extras.grading import grading_results
 from zeroplay_jax.extras.grading.record import (
     Grade,
@@ -104,7 +110,7 @@ def evaluate(config: Config, plan: Plan) -> dict[str, Any]:
     Raises:
       UserError: an unusable file, a folder of another evaluation, or too many failed tool calls or judgements.
     """
-    path = question_sets.path_of(plan.source)
+    path = files.path_of_set(plan.source)
     all_tasks = load_tasks(path)
     # Tasks keep their positions in the file, so that an answer does not depend on the limit.
     tasks = files.sample(all_tasks, plan.limit or len(all_tasks), config.seed)
@@ -146,7 +152,7 @@ def evaluate(config: Config, plan: Plan) -> dict[str, Any]:
             run_record.write(plan.folder, dataclasses.replace(recorded, inputs=inputs))
             _grade(config, plan, tasks, judges, record, run)
             # The first judge is that whose scores `compare` reads.
-            about = results.result_settings(
+            about = result_settings(
                 config,
                 policy=str(run.folder),
                 retrieval=run.library.about,

@@ -45,7 +45,7 @@ def results(
     """Returns the content of results.json; it depends on the tasks and the record only, not on their order in files.
 
     Args:
-      settings: what the evaluation measured (`results.result_settings`).
+      settings: what the evaluation measured (`answering.result_settings`).
       set_name: name of the set of tasks.
       judges: name of each judge ('judge', 'second_judge') → its key in the record.
       samples: answers per task.

@@ -291,11 +291,7 @@ def _question_lines(name: str, answered: bool = True) -> Iterator[builders.Line]
     """Yields (name, line number, record) of a file with questions, or of a public set, which is downloaded."""
     path = name
     if _is_public(name):
-        files.check_set(name)
-        # This import loads JAX, which local files do not need.
-        from zeroplay_jax.evaluation import question_sets
-
-        path = question_sets.path_of(name)
+        path = files.path_of_set(name)
     # Held-out sets need no answers: only their questions are compared.
     lines = files.numbered_lines(path, 'question', answered=answered)
     for number, record in _with_progress(lines, name, 'lines'):
