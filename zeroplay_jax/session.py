@@ -137,19 +137,30 @@ class _ShownEnvironment(Environment):
         return super().observation(call, number)
 
 
+def _showing(sample: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a way of asking a role that shows the last turns of its rollouts that no stop string ended."""
+
+    async def shown(context: _ShownContext, role: str, *arguments: Any, **named: Any) -> Any:
+        rollouts = await sample(context, role, *arguments, **named)
+        for rollout in rollouts if isinstance(rollouts, list) else [rollouts]:
+            text = rollout.turns[-1].text if rollout.turns else ''
+            if not text.endswith(context.roles[role].env.stops):
+                context.on_turn(text, None)
+        return rollouts
+
+    return shown
+
+
 @dataclasses.dataclass(frozen=True)
 class _ShownContext(RolloutContext):
     """A context that shows the last turns of rollouts that no stop string ended."""
 
-    on_turn: _OnTurn | None = None
+    _: dataclasses.KW_ONLY
+    on_turn: _OnTurn
 
-    async def ask(self, role: str, *arguments: Any, **named: Any) -> list[Trajectory]:
-        rollouts = await super().ask(role, *arguments, **named)
-        for rollout in rollouts:
-            text = rollout.turns[-1].text if rollout.turns else ''
-            if self.on_turn is not None and not text.endswith(self.roles[role].env.stops):
-                self.on_turn(text, None)
-        return rollouts
+    ask, go_on, fork = map(
+        _showing, (RolloutContext.ask, RolloutContext.go_on, RolloutContext.fork)
+    )
 
 
 class Session:

@@ -15,17 +15,17 @@ import sample_run
 from python_process import finish, start
 from refused_calls import refused
 
-from zeroplay_jax.evaluation import report_server
+from zeroplay_jax import report
 
 
 @pytest.fixture(scope='module')
 def served(tmp_path_factory):
     """A folder of a run, and the address at which its page is served."""
     folder = sample_run.write_run(tmp_path_factory.mktemp('runs') / 'going', count=8)
-    with report_server.server([folder], 0) as running:
+    with report.server([folder], 0) as running:
         thread = threading.Thread(target=running.serve_forever)
         thread.start()
-        yield folder, f'http://{report_server.HOST}:{running.server_port}/'
+        yield folder, f'http://{report.HOST}:{running.server_port}/'
         running.shutdown()
         thread.join()
 
@@ -87,8 +87,8 @@ def read_refusal(address, headers):
 
 def test_a_connection_that_its_client_resets_is_left(tmp_path, capfd):
     folder = sample_run.write_run(tmp_path / 'run', count=8)
-    with report_server.server([folder], 0) as running:
-        client = socket.create_connection((report_server.HOST, running.server_port))
+    with report.server([folder], 0) as running:
+        client = socket.create_connection((report.HOST, running.server_port))
         client.sendall(b'GET / HT')
         # Closing sends a reset.
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))
@@ -100,8 +100,8 @@ def test_a_connection_that_its_client_resets_is_left(tmp_path, capfd):
 def test_a_port_that_is_taken_and_a_bucket_are_refused(served):
     folder, address = served
     port = int(address.rstrip('/').rpartition(':')[2])
-    assert refused(report_server.serve, [str(folder)], port).startswith(f'--port={port}: cannot be')
-    assert 'follows folders' in refused(report_server.serve, ['gs://bucket/run'], 0)
+    assert refused(report.serve, [str(folder)], port).startswith(f'--port={port}: cannot be')
+    assert 'follows folders' in refused(report.serve, ['gs://bucket/run'], 0)
 
 
 def test_the_page_follows_the_run_and_keeps_the_view(served, browser):

@@ -22,7 +22,6 @@ from typing import Any
 import jinja2
 
 from zeroplay_jax.evaluation import statistics
-from zeroplay_jax.extras import EXTRAS, load_extra
 from zeroplay_jax.retrieval import downloads, json_text
 from zeroplay_jax.runtime.disk import write_text
 from zeroplay_jax.runtime.record import FILE_NAME, HASH_FIELD, check_hash
@@ -75,8 +74,7 @@ def write_report(
       UserError: a workdir does not exist, contains no run or is listed twice, or `out` cannot be written.
     """
     workdirs = list(map(Path, (workdir, *others)))
-    folder = workdirs[0].parent if workdirs[0].is_file() else workdirs[0]
-    target = output_path(out, '.html') or folder / 'report.html'
+    target = output_path(out, '.html') or workdirs[0] / 'report.html'
     write_text(target, render(read_runs(workdirs)))
     return target
 
@@ -117,7 +115,6 @@ def read_run(workdir: Path, has_trajectories: bool = True) -> dict[str, Any]:
       'trajectories': list of objects, whose segments are [source, index into 'texts'];
       'texts': list of distinct strings, because prompts and documents recur;
       'alarms': sentences about alarms of the run;
-      'documents': number of ATIF documents, if the place has those instead of a run;
       'notes': sentences about missing or damaged files;
       'written': day of the last metrics, or ''.
 
@@ -129,10 +126,7 @@ def read_run(workdir: Path, has_trajectories: bool = True) -> dict[str, Any]:
             f'{workdir}: no such folder; pass the workdir of a run, for example runs/quickstart'
         )
     if not any((workdir / name).is_file() for name in RUN_FILES):
-        documents = load_extra('atif').paths(workdir) if 'atif' in EXTRAS else []
-        if documents:
-            return _read_documents(workdir, documents)
-        fix = 'pass the workdir of a run, or ATIF documents'
+        fix = 'pass the workdir of a run'
         # The workdir of `make quickstart CORPUS=…` contains that of its run.
         if (workdir / 'run').is_dir():
             fix += f', for example {workdir / "run"}'
@@ -166,7 +160,7 @@ def read_run(workdir: Path, has_trajectories: bool = True) -> dict[str, Any]:
     if metrics and not is_copy:
         time = (workdir / 'metrics.jsonl').stat().st_mtime
         written = datetime.date.fromtimestamp(time).isoformat()
-    data = _page_data(workdir, logged)
+    data = page_data(workdir, logged)
     return data | {
         'summary': summary,
         'config': config,
@@ -177,13 +171,7 @@ def read_run(workdir: Path, has_trajectories: bool = True) -> dict[str, Any]:
     }
 
 
-def _read_documents(place: Path, documents: Sequence[Path]) -> dict[str, Any]:
-    """Returns ATIF documents in the form of `read_run`: trajectories alone."""
-    logged = [row for path in documents for row in load_extra('atif').read(path)]
-    return _page_data(place, logged) | {'documents': len(documents)}
-
-
-def _page_data(place: Path, logged: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def page_data(place: Path, logged: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Returns the form of `read_run` with trajectories alone, whose texts are stored once.
 
     Rollouts of a group share the prompt, and some documents are retrieved often. What is no rollout of this version is

@@ -1,4 +1,9 @@
-"""Rollouts as ATIF documents (Agent Trajectory Interchange Format, Harbor's RFC 0001), written and read.
+"""Shows rollouts of other agents as a page: ATIF documents (Agent Trajectory Interchange Format, Harbor's RFC 0001).
+
+    python -m zeroplay_jax.extras.atif jobs/some
+    python -m zeroplay_jax.extras.atif trajectory.json --out page.html
+
+The page is that of a run's rollouts. `python -m zeroplay_jax.export --trajectories` writes those of a run as documents.
 
 A step of the agent is one turn of the policy: the exact text, markup included, the tool call in it, and as observation
 the result, without the chat template's text around it. What a recipe or an environment says between turns is a step of
@@ -11,10 +16,14 @@ import json
 import math
 import pathlib
 import re
+import sys
 from collections.abc import Iterator
 from typing import Any
 
+from zeroplay_jax.evaluation import report_builder
 from zeroplay_jax.retrieval import json_text
+from zeroplay_jax.retrieval.command import Parser, exit_status
+from zeroplay_jax.runtime.disk import write_text
 from zeroplay_jax.types import UserError
 
 # The oldest version that has all fields used here.
@@ -44,9 +53,6 @@ _DOCUMENT = ('id', 'title', 'score')
 _MARK = re.compile(rb'"schema_version"\s*:\s*"ATIF-')
 _MARK_WITHIN = 2**16  # bytes
 _QUESTION_LENGTH = 200  # characters of a task that the report shows in its list
-
-
-# ---- writing ---------------------------------------------------------------------------------------
 
 
 def to_document(
@@ -125,9 +131,6 @@ def _result(text: str, call: dict[str, Any] | None, call_id: str) -> dict[str, A
         if documents:
             result['extra'] = {'documents': documents}
     return result
-
-
-# ---- reading ---------------------------------------------------------------------------------------
 
 
 def paths(place: pathlib.Path) -> list[pathlib.Path]:
@@ -271,3 +274,33 @@ def _list(value: Any) -> list[Any]:
 
 def _object(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Writes the page and prints its path; returns the exit status (`exit_status`)."""
+    return exit_status('zeroplay_jax.extras.atif', lambda: _run(argv), 'choose another file')
+
+
+def _run(argv: list[str] | None) -> None:
+    parser = Parser(prog='python -m zeroplay_jax.extras.atif', description=__doc__)
+    parser.add_argument(
+        'place', type=pathlib.Path, metavar='PLACE', help='a document, or a folder with some'
+    )
+    parser.add_argument(
+        '--out', metavar='FILE.html', help='default: report.html in PLACE, or beside it'
+    )
+    arguments = parser.parse_args(argv)
+    place = arguments.place
+    folder = place.parent if place.is_file() else place
+    out = report_builder.output_path(arguments.out, '.html') or folder / 'report.html'
+    documents = paths(place)
+    if not documents:
+        raise UserError(f'{place}: has no ATIF document; name one, or a folder with some')
+    logged = [row for path in documents for row in read(path)]
+    page = report_builder.page_data(place, logged) | {'documents': len(documents)}
+    write_text(out, report_builder.render([page]))
+    print(out)
+
+
+if __name__ == '__main__':
+    sys.exit(main())
