@@ -321,7 +321,7 @@ def _evaluate_held_out(config: Config, run: RunContext) -> None:
     recipe = answering_recipe(config)
     with progress.Bar(len(items), 'questions', shown=config.progress) as bar:
         metric = config.eval.metric
-        correct, rows = answering.evaluate(run.evaluation, items, 0, recipe, bar.update, metric)
+        rows = answering.evaluate(run.evaluation, items, 0, recipe, bar.update, metric)
     # Checked before anything is printed: figures of an evaluation with failed searches would mislead.
     outcome.raise_if_nothing_found(config, run.check_and_reset_failures())
     failed = sum(row.drop == 'failed' for row in rows)
@@ -333,13 +333,12 @@ def _evaluate_held_out(config: Config, run: RunContext) -> None:
     judge = run.evaluation.judge
     if judge is not None:
         judge.check_failure_rate(judge.stats)
+    correct = answering.scores_by_hop(rows, 'exact_match')
     scores: dict[str, Any] = {f'hop{hops}': flags for hops, flags in correct.items() if hops}
     scores['mean'] = statistics.headline(correct)
-    # `correct` leaves out the open tasks.
     scores['rubrics'] = [row.reward for row in rows if 'rubrics' in row.parts]
-    scored = [row for row in rows if metric in row.parts]
-    by_hop = statistics.by_hop([row.group for row in scored], [row.parts[metric] for row in scored])
-    scores[metric.rpartition(':')[2]] = statistics.headline(by_hop)
+    of_metric = answering.scores_by_hop(rows, metric)
+    scores[metric.rpartition(':')[2]] = statistics.headline(of_metric)
     intervals = {name: statistics.mean_interval(one) for name, one in scores.items() if len(one)}
     rows_of_table = [[name, tables.Figure.of(one)] for name, one in intervals.items()]
     print(tables.write([['', 'score'], *rows_of_table], _FORMAT.value))

@@ -54,8 +54,6 @@ WRITTEN = {'browsecomp-plus': 'data/browsecomp_plus_decrypted.jsonl'}
 # Provenance fields of a line, which a run writes into its logs: name of the source file or corpus, line number there,
 # id of the passage.
 PROVENANCE = ('source', 'line', 'document_id')
-# Characters of a wrong value that an error quotes.
-_QUOTED_CHARACTERS = 60
 # Fields that a policy is asked.
 _ASKED = ('question', 'task')
 # Required field → its name in sets that lack it (BrowseComp-Plus).
@@ -200,11 +198,7 @@ def write_lines(path: pathlib.Path, lines: Iterable[Json]) -> None:
 
 def provenance(record: Json) -> dict[str, Any]:
     """Returns the provenance fields of a line; {} in files that `zeroplay_jax.extras.inputs` did not write."""
-    fields = {}
-    for name in PROVENANCE:
-        if name in record:
-            fields[name] = record[name]
-    return fields
+    return {name: record[name] for name in PROVENANCE if name in record}
 
 
 def questions(path: str) -> list[Question]:
@@ -415,11 +409,8 @@ def _check_link(path: str, number: int, link: Any, text: str) -> None:
     """Raises UserError unless a link is a name in the text of its document."""
     if isinstance(link, str) and prompts.has_link(text, link):
         return
-    value = repr(link)
-    if len(value) > _QUOTED_CHARACTERS:
-        value = value[:_QUOTED_CHARACTERS] + '…'
     raise UserError(
-        f'{path}, line {number}: "link" is {value}; give a name that occurs in "text" as whole words, letter for '
+        f'{path}, line {number}: "link" is {repr(link)[:60]}; give a name that occurs in "text" as whole words, letter for '
         'letter, or leave "link" out'
     )
 
@@ -430,14 +421,10 @@ def held_out_passages(path: str) -> HeldOutPassages:
     Raises:
       UserError: an unusable line.
     """
-    ids = set()
-    titles = set()
-    for _, record in numbered_lines(path, 'document_id', answered=False):
-        ids.add(record['document_id'])
-        title = record.get('title')
-        if isinstance(title, str) and title:
-            titles.add(title)
-    return HeldOutPassages(frozenset(ids), frozenset(titles))
+    records = read_lines(path, 'document_id', answered=False)
+    ids = frozenset(record['document_id'] for record in records)
+    titles = [record.get('title') for record in records]
+    return HeldOutPassages(ids, frozenset(one for one in titles if one and isinstance(one, str)))
 
 
 def hops(path: str, number: int, record: Json) -> int:

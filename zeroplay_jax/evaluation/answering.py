@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 from absl import logging
-from jaxtyping import Bool
+from jaxtyping import Float64
 
 from zeroplay_jax.evaluation import statistics
 from zeroplay_jax.evaluation.results import Answered
@@ -207,8 +207,8 @@ def evaluate(
     recipe: Recipe,
     on_answer: Callable[[], None] = do_nothing,
     metric: str = 'none',
-) -> tuple[dict[int, Bool[np.ndarray, ' questions']], list[Row]]:
-    """Returns the exact match of a greedy answer per question, and the rollouts; open tasks are graded by a judge.
+) -> list[Row]:
+    """Returns a row per question with its greedy answer and the exact match of it; open tasks are graded by a judge.
 
     With several processes all must call this.
 
@@ -221,10 +221,10 @@ def evaluate(
       metric: `config.eval.metric`, a further score of the answers to questions; 'none': no other.
 
     Returns:
-      correct: hop count (0: unknown) → bool [N], in the order of the questions; without the open tasks.
-      rows: one rollout per entry of `questions`, in their order. The reward is 1 or 0; of an open task the share
-        of its rubrics that are met (SCOPE eq. 1), or 0 with drop 'ungraded' where the judge graded too few. `parts`
-        has the score by `metric` under the name of the metric.
+      One rollout per entry of `questions`, in their order; `group` is its hop count (0: unknown). The reward is 1 or 0,
+      in `parts` 'exact_match'; of an open task the share of its rubrics that are met (SCOPE eq. 1), 'rubrics', or 0
+      with drop 'ungraded' where the judge graded too few. `parts` has the score by `metric` under the name of the
+      metric.
 
     Raises:
       UserError: a question is longer than `rollout.prompt_tokens`.
@@ -235,14 +235,13 @@ def evaluate(
         episodes[identity] = functools.partial(_row_of, context, recipe, identity, question, metric)
     outcomes = context.run_episodes(episodes, on_answer)
     # Each question has one rollout, so each outcome has one row; all processes have them in the order of the questions.
-    rows = [outcome.rows[0] for outcome in outcomes]
-    # Open tasks have grades between 0 and 1, which must not enter the exact match.
-    answers = [
-        row for row, question in zip(rows, questions, strict=True) if not question.is_open_task
-    ]
-    # Metrics and tables list the hop counts in ascending order, whatever the order of a file.
-    correct = statistics.by_hop([row.group for row in answers], [row.reward > 0 for row in answers])
-    return correct, rows
+    return [outcome.rows[0] for outcome in outcomes]
+
+
+def scores_by_hop(rows: Sequence[Row], part: str) -> dict[int, Float64[np.ndarray, ' questions']]:
+    """Returns hop count → scores of the rows of `evaluate` that have such a part, such as 'exact_match', ascending."""
+    scored = [row for row in rows if part in row.parts]
+    return statistics.by_hop([row.group for row in scored], [row.parts[part] for row in scored])
 
 
 async def _row_of(
