@@ -79,21 +79,6 @@ def test_steps_are_those_that_train_the_role():
     }
 
 
-def test_figures_appear_whole_or_not_at_all(tmp_path, monkeypatch):
-    runs = report_builder.read_runs([RUNS / 'drzero'], has_trajectories=False)
-    svg, png = figures.write_figure('drzero3', runs, tmp_path / 'figure.svg')
-    before = svg.read_bytes(), png.read_bytes()
-
-    def fails(*_):
-        raise OSError('no space left on device')
-
-    monkeypatch.setattr('os.replace', fails)
-    with pytest.raises(OSError, match='no space'):
-        figures.write_figure('em', runs, svg)
-    assert (svg.read_bytes(), png.read_bytes()) == before
-    assert sorted(tmp_path.iterdir()) == [png, svg]
-
-
 def test_lines_of_several_runs_are_named(tmp_path):
     runs = report_builder.read_runs([RUNS / 'drzero', RUNS / 'piplay'])
     out, _ = figures.write_figure('drzero3', runs, tmp_path / 'figure.svg')

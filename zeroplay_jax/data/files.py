@@ -410,8 +410,8 @@ def _check_link(path: str, number: int, link: Any, text: str) -> None:
     if isinstance(link, str) and prompts.has_link(text, link):
         return
     raise UserError(
-        f'{path}, line {number}: "link" is {repr(link)[:60]}; give a name that occurs in "text" as whole words, letter for '
-        'letter, or leave "link" out'
+        f'{path}, line {number}: "link" is {repr(link)[:60]}; give a name that occurs in "text" as whole words, letter '
+        'for letter, or leave "link" out'
     )
 
 
