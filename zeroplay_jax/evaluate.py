@@ -23,8 +23,8 @@ how hard the questions are, from 1 to 5, and the scores are 0, .25, .5, .75 and 
 
 Open-ended tasks (lines with "task" and "rubrics") are graded by the judge of the config, rubric by rubric. With
 --workdir every answer and every grade is written into that folder as soon as it is there, and the same command
-continues where it was stopped; it prints what is left to do before it begins (--estimate: nothing else), asks a second
-judge (config.second_judge) and measures how far both agree (docs/grading.md).
+continues where it was stopped; it prints what is left to do before it begins (--estimate: nothing else). Another judge
+grades the same answers, and the results say how far both agree (docs/grading.md).
 The last line is always a JSON object.
 """
 
@@ -255,7 +255,6 @@ def _problems(config: Config) -> Iterator[str]:
         yield f'{_given(_ANSWERING)}: needs a search; add search to config.tools.names'
     is_rating, is_open = metric == 'rating', metric == 'rubrics'
     is_searching = ways == ['search']
-    second_judge = config.second_judge.kind
     # Flag → whether it is given, and beside what it has no meaning.
     for flag, is_given, is_beside, other in (
         (_ANSWERING, not is_searching, is_open, '--metric=rubrics'),
@@ -269,18 +268,14 @@ def _problems(config: Config) -> Iterator[str]:
     ):
         if is_given and is_beside:
             yield f'{_given(flag)}: has no meaning beside {other}; leave one out'
-    for kind, needed in ((config.judge.kind, metric in _JUDGEMENTS), (second_judge, workdir)):
-        if kind == 'rule' and needed and (is_rating or config.retrieval.kind != 'world'):
+    if metric in _JUDGEMENTS and config.judge.kind == 'rule':
+        if is_rating or config.retrieval.kind != 'world':
             yield (
-                f'--metric={metric}: a judge of the kind rule works in the miniature worlds only, and does not rate; '
-                'set it to policy or endpoint'
+                f'--metric={metric}: the rule (config.judge.kind) works in the miniature worlds only, and does not '
+                'rate; set it to policy or endpoint'
             )
-    for name, is_set in (
-        ('--estimate', _ESTIMATE.value),
-        ('config.second_judge.kind', second_judge != 'none'),
-    ):
-        if is_set and not workdir:
-            yield f'{name}: needs a folder for the grades; add --workdir=FOLDER'
+    if _ESTIMATE.value and not workdir:
+        yield '--estimate: needs a folder for the grades; add --workdir=FOLDER'
     if workdir and (not is_open or len(sets) != 1):
         fix = 'add --metric=rubrics --sets=FILE, or leave it out'
         yield f'{_given(_WORKDIR)}: is for one file of open tasks; {fix}'
@@ -364,7 +359,8 @@ def _evaluate_in_workdir(config: Config) -> None:
     if not _ESTIMATE.value:
         print((plan.folder / graded.PAGE).read_text(encoding='utf-8'))
         # What there is per task is in results.json.
-        result = {name: result[name] for name in ('judges', 'agreement', 'answers')}
+        names = ('judge', 'rubrics_met', 'scored_tasks', 'judgements', 'agreement', 'answers')
+        result = {name: result[name] for name in names}
     print(json.dumps(result))
 
 

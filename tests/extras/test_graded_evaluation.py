@@ -33,7 +33,7 @@ def make_config(url):
     config.eval.update(file='', tasks='', questions=2)
     config.policy.path = str(ROOT / 'zeroplay_jax' / 'mini' / 'clean')
     config.sampler.slots = 8
-    config.second_judge.update(kind='endpoint', url=url, model='some')
+    config.judge.update(kind='endpoint', url=url, model='some')
     return config
 
 
@@ -44,7 +44,7 @@ def test_an_evaluation_that_is_continued_asks_only_what_is_missing(tmp_path, cap
     with JudgeServer() as server:
         config = make_config(server.url)
         estimate = evaluate(config, graded.Plan(str(path), folder, only_estimate=True))
-        assert set(estimate['judgements'].values()) == {rubrics} and not folder.exists()
+        assert estimate['judgements'] == rubrics and not folder.exists()
         assert not server.prompts
         part = evaluate(config, plan)
         assert '"rollouts": ' in capsys.readouterr().out
@@ -54,13 +54,15 @@ def test_an_evaluation_that_is_continued_asks_only_what_is_missing(tmp_path, cap
         # The server has another address now, and the judge is allowed fewer requests at once.
         config = make_config(server.url)
         config.judge.at_once = 2
-        result = evaluate(config, graded.Plan(str(path), folder))
+        evaluate(config, graded.Plan(str(path), folder))
         assert len(server.prompts) == rubrics - asked
+    config.judge.kind = 'rule'
+    result = evaluate(config, graded.Plan(str(path), folder))
     scores = {entry['task']: entry for entry in result['task_scores']}
-    assert list(scores) == '1 2 3 4 5 6'.split()
-    assert all(entry == scores[entry['task']] for entry in part['task_scores'])
+    assert list(scores) == '1 2 3 4 5 6'.split() and part['scored_tasks'] == 3
     assert result == json.loads((folder / 'results.json').read_text())
-    assert result['agreement']['items'] > 0 and result['judges']['judge']['rubrics_met'][0] > 0
+    (agreement,) = result['agreement'].values()
+    assert agreement['items'] > 0 and result['rubrics_met'][0] > 0
     page = (folder / 'results.md').read_text()
     assert 'Cohen' in page and '- turns, tokens per turn, tokens per observation: ' in page
 
@@ -69,7 +71,6 @@ def test_an_evaluation_that_is_continued_asks_only_what_is_missing(tmp_path, cap
         with pytest.raises(UserError, match=line):
             evaluate(config, plan)
 
-    config = make_config('http://127.0.0.1:9/v1')
     two_samples = graded.Plan(str(path), folder, samples=2)
     refused(r'evaluation.samples \(there 1, now 2\)', config, two_samples)
     foreign = tmp_path / 'foreign.jsonl'
@@ -78,5 +79,3 @@ def test_an_evaluation_that_is_continued_asks_only_what_is_missing(tmp_path, cap
     refused(r'foreign.jsonl, line 1: rubric 1 states .*kind=endpoint', config, other)
     path.write_text(path.read_text().replace('Describe', 'Please describe', 1))
     refused('another content of --sets: the file of tasks has other', config, plan)
-    config.second_judge.kind = 'rule'
-    refused(r'same judge as config.judge \(rule\)', config, plan)
