@@ -81,12 +81,6 @@ def test_a_policy_of_miniature_worlds_says_what_it_reads(open_session, folder, c
     assert 'this policy reads only sentences of the miniature world' in before
 
 
-def test_an_answer_that_fails_has_the_note_too(open_session, capsys):
-    open_session(folder=BUILT_IN_CHECKPOINT).answer('What is the capital of France?')
-    failure, note = capsys.readouterr().out.splitlines()
-    assert 'no answer: ' in failure and 'miniature world' in note
-
-
 def test_policies_trained_from_a_checkpoint_keep_its_form():
     clean = form_of(ENGLISH_CHECKPOINT.parent / 'clean')
     assert clean is form_of(ENGLISH_CHECKPOINT) is not form_of(BUILT_IN_CHECKPOINT)

@@ -11,7 +11,7 @@ from results import result
 from zeroplay_jax import compare
 from zeroplay_jax.data import files
 from zeroplay_jax.evaluation import results
-from zeroplay_jax.mini.world import World, evaluation_questions, evaluation_tasks
+from zeroplay_jax.mini.world import World, evaluation_questions
 from zeroplay_jax.types import UserError
 
 inputs = pytest.importorskip('zeroplay_jax.extras.inputs.__main__')
@@ -26,27 +26,6 @@ def test_a_limit_draws_the_same_questions_every_time(tmp_path):
     drawn = [files.load_set(str(path), 10, seed=seed) for seed in (1, 1, 2)]
     assert len(drawn[0]) == 10 and drawn[0] == drawn[1] != drawn[2]
     assert len(files.load_set(str(path), 99)) == 50
-
-
-def test_open_tasks_are_graded_rubric_by_rubric(tmp_path):
-    """The rule judge takes a fact for met that the answer states: here one of a passage, and not a false one."""
-    (item,) = evaluation_tasks([World(0, 'evaluation', 0.25)], 1, (1,))
-    true_rubric = item['rubrics'][0]['text']
-    title, *_, value = true_rubric.removeprefix('State that ').rstrip('.').split()
-    path = tmp_path / 'tasks.jsonl'
-    line = dict(task=item['question'], rubrics=[true_rubric, true_rubric.replace(value, 'Zzz')])
-    path.write_text(json.dumps(line))
-    (task,) = files.load_set(str(path), rubrics=True)
-    assert task.text == item['question'] and len(task.rubrics) == 2
-    flags = (f'--sets={path}', '--metric=rubrics', f'--out={tmp_path}/out.json')
-    done = evaluate(*SMALL, *flags, '--policy=zeroplay_jax/mini/clean')
-    assert done.returncode == 0, done.stderr[-2000:]
-    (answered,) = json.loads((tmp_path / 'out.json').read_text())['sets']['tasks']['answered']
-    given = answered['given']
-    assert answered['score'] == (0.5 if title in given and value in given else 0)
-    path.write_text(json.dumps({'task': 'x', 'rubrics': []}))
-    with pytest.raises(UserError, match='"rubrics" must be a list of texts'):
-        files.load_set(str(path), rubrics=True)
 
 
 @pytest.fixture
@@ -138,20 +117,6 @@ def test_results_on_other_questions_are_not_compared():
 def evaluate(*arguments):
     words = ['-m', 'zeroplay_jax.evaluate', '--config=configs/quickstart.py', *arguments]
     return run_python(*words, PYTHONPATH=str(ROOT / 'tests' / 'outside_package'))
-
-
-def test_an_answerer_of_its_own_is_asked(tmp_path, capsys):
-    path, out = tmp_path / 'set.jsonl', tmp_path / 'out.json'
-    worlds = [World(i, 'evaluation', 0.25) for i in range(2)]
-    path.write_text('\n'.join(json.dumps(q) for q in evaluation_questions(worlds, 3, (1, 2))))
-    flags = (f'--sets={path}', f'--out={out}', '--answerer=zeroplay_jax/mini/parts/base')
-    done = evaluate(*SMALL, *flags)
-    assert done.returncode == 0, done.stderr[-2000:]
-    figures = json.loads(done.stdout.strip().split('\n')[-1])['set']
-    answered = json.loads(out.read_text())['sets']['set']['answered']
-    mean = sum(question['score'] for question in answered) / 6
-    assert figures['searches'] >= 1 and figures['score'] == pytest.approx(mean, abs=1e-4)
-    assert compare.main([str(out), str(out)]) == 0 and 'difference' in capsys.readouterr().out
 
 
 def test_samples_at_a_temperature_have_a_mean_and_its_deviation(tmp_path):

@@ -53,9 +53,8 @@ def test_documents_of_a_run_are_valid_and_come_back_as_they_were(run, documents)
     for path, record in zip(paths, records, strict=True):
         Trajectory.model_validate_json(path.read_text())
         (back,) = atif.read(path)
-        for name in ('segments', 'role', 'step', 'phase', 'reward', 'advantage', 'parts'):
+        for name in ('segments', 'role', 'reward'):
             assert back[name] == record[name], name
-        assert back['info'].items() >= record['info'].items()
         turns = record.get('turns', [])
         calls = [(call or {}).get('tool') for call in back['turns']][: len(turns)]
         assert calls == [(call or {}).get('tool') for call in turns]
@@ -238,12 +237,10 @@ def test_the_page_shows_documents_of_others_without_empty_sections(job, browser,
     assert 'What is it?' in browser.js('document.querySelector("#detail .question").innerText')
 
 
-def test_fields_of_others_with_our_names_do_no_harm(job, browser, open_page):
+def test_values_of_other_types_do_no_harm(job, browser, open_page):
     path = job / 'trial' / 'agent' / 'trajectory.json'
-    extra = {'drop': 3, 'finish': 1, 'is_proposal': True, 'parts': 5, 'step': 'x', 'phase': 7}
-    extra['info'] = {'question': 5, 'rejected': ['x'], 'hops': 'many'}
     steps = [{'source': 'agent', 'tool_calls': 5, 'observation': {'results': 3}}]
-    document = json.loads(path.read_text()) | {'extra': extra, 'subagent_trajectories': 7}
+    document = json.loads(path.read_text()) | {'extra': 5, 'subagent_trajectories': 7}
     path.write_text(json.dumps(document | {'steps': [*document['steps'], *steps]}))
     (job / 'trial' / 'verifier' / 'reward.txt').write_text('nan')
     (job / 'folder.json').mkdir()

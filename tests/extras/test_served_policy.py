@@ -303,16 +303,13 @@ def test_samples_and_ways_of_answering(serve):
     'reply, line',
     [
         ((401, b'{"error": "no"}'), 'check the key in OPENAI_API_KEY'),
-        ((404, b'{"error": "no"}'), r'check config.policy.path=…#model, and whether'),
         ((400, b'{"error": "tools?"}'), r'config.rollout.turn_tokens, or .* config.policy.request'),
         ((200, b'<html>'), 'a web page in HTML; config.policy.path names the API'),
-        ((200, b'{"choices": []}'), 'no message'),
         (
             text('', finish_reason='content_filter'),
             r'did not end by itself \(finish_reason content_',
         ),
         (text(None, tool_calls=['x']), 'TypeError'),
-        (text(None, function_call='search'), 'AttributeError'),
     ],
 )
 def test_a_server_that_does_not_answer_is_one_line(serve, reply, line):

@@ -150,16 +150,21 @@ def before_after_table(before: Samples, after: Samples, demonstrated: int | None
       demonstrated: most hops that the policy was shown before training; None: not known.
     """
     before_by_hop, after_by_hop = _paired_scores(before, after)
-    rows: list[tuple[str, ...]] = [('hops', 'questions', 'before', 'after', 'change')]
+    samples: dict[str, tuple[Samples, Samples]] = {}
     for hop, flags in before_by_hop.items():
         label = str(hop or 'none')
         if demonstrated is not None and hop > demonstrated:
             label += ' (not demonstrated)'
-        rows.append((label, *_texts(flags, after_by_hop[hop])))
+        samples[label] = flags, after_by_hop[hop]
     # Without any hop count of the headline, the figures are the mean over all hop counts.
     averaged = ', '.join(str(hop or 'no hops') for hop in before_by_hop if hop in HEADLINE)
-    label = f'mean of {averaged}' if averaged else 'mean'
-    rows.append((label, *_texts(before_by_hop, after_by_hop)))
+    samples[f'mean of {averaged}' if averaged else 'mean'] = before_by_hop, after_by_hop
+    rows = [['hops', 'questions', 'before', 'after', 'change']]
+    for label, sides in samples.items():
+        one = summarise_scores(*sides)
+        change = interval_text(one['difference'], sign='+')
+        means = map(interval_text, (one['before'], one['after']))
+        rows.append([label, str(one['items']), *means, change])
     if set(before_by_hop) == {NO_HOPS}:
         rows = [rows[0][1:], rows[-1][1:]]
 
@@ -169,13 +174,6 @@ def before_after_table(before: Samples, after: Samples, demonstrated: int | None
         lines.insert(-1, rule)
     lines.insert(1, rule)
     return '\n'.join(lines)
-
-
-def _texts(before: Samples, after: Samples) -> list[str]:
-    """Returns the number of questions, both means and their change, as `summarise_scores` has them."""
-    summary = summarise_scores(before, after)
-    sides = [interval_text(summary[side]) for side in ('before', 'after')]
-    return [str(summary['items']), *sides, interval_text(summary['difference'], sign='+')]
 
 
 def summarise_scores(before: Samples, after: Samples) -> dict[str, Any]:
@@ -217,14 +215,13 @@ def interval_text(interval: Sequence[float] | None, sign: str = '') -> str:
 
 def _scores_by_hop(samples: Samples) -> dict[int, CheckedScores]:
     """Returns checked {hops: float64 [N]} in ascending order; a single array gets hop count 0."""
-    if not isinstance(samples, Mapping):
-        # One key for plain arrays, so that both kinds of samples share the code.
-        return _scores_by_hop({NO_HOPS: samples})
-    if not samples:
+    # One key for plain arrays, so that both kinds of samples share the code.
+    by_hop = samples if isinstance(samples, Mapping) else {NO_HOPS: samples}
+    if not by_hop:
         raise ValueError('no hop count was evaluated: pass the results of at least one')
     checked = {}
-    for hop in sorted(samples):
-        scores = np.asarray(samples[hop])
+    for hop in sorted(by_hop):
+        scores = np.asarray(by_hop[hop])
         is_list = scores.ndim == 1 and scores.size > 0
         if not is_list or not ((scores >= 0) & (scores <= 1)).all():
             raise ValueError(

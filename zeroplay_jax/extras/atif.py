@@ -32,22 +32,6 @@ VERSION = 'ATIF-v1.7'
 _AUTHORS = {'system': 'prompt', 'user': 'prompt', 'agent': 'policy'}
 # Fields of a record that stand elsewhere in its document.
 _ELSEWHERE = ('segments', 'turns', 'turn_rewards', 'notes', 'run', 'role')
-# Type of the fields of a record that a document keeps in its `extra`.
-_KEPT: dict[str, Any] = {
-    'system': str,
-    'step': int,
-    'iteration': int,
-    'phase': str,
-    'is_proposal': bool,
-    'weights': str,
-    'version': int,
-    'group': int,
-    'reward': int | float,
-    'parts': dict,
-    'advantage': int | float | list,
-    'drop': str,
-    'finish': str,
-}
 _DOCUMENT = ('id', 'title', 'score')
 # Also where keys are sorted, this one stands before the steps.
 _MARK = re.compile(rb'"schema_version"\s*:\s*"ATIF-')
@@ -152,18 +136,18 @@ def read(path: pathlib.Path) -> Iterator[dict[str, Any]]:
       UserError: the file is damaged, or a step is not as the format has it.
     """
     document = json_text.load_object(path, 'remove it or write it again', json_text.null)
-    # Where a job of Harbor keeps the reward of its trial.
+    # Where our documents have the reward, and where a job of Harbor keeps that of its trial.
+    reward = _object(document.get('extra')).get('reward')
     verdict = path.parent.parent / 'verifier' / 'reward.txt'
-    reward = None
     if path.parent.name == 'agent' and verdict.is_file():
-        reward = _number(verdict.read_text(errors='replace'))
-    yield from _records(document, path, reward)
+        reward = verdict.read_text(errors='replace')
+    yield from _records(document, path, _number(reward))
 
 
-def _number(text: str) -> float | None:
+def _number(value: Any) -> float | None:
     try:
-        number = float(text)
-    except ValueError:
+        number = float(value)
+    except (TypeError, ValueError):
         return None
     return number if math.isfinite(number) else None
 
@@ -190,13 +174,6 @@ def _records(
             if segment['source'] == 'policy':
                 turns.append(call)
     agent = _object(document.get('agent'))
-    extra = _object(document.get('extra'))
-    # Of others these names may have any meaning.
-    kept = {name: value for name, value in extra.items() if isinstance(value, _KEPT.get(name, ()))}
-    kept_info = _object(extra.get('info'))
-    for name in ('question', 'rejected'):
-        if not isinstance(kept_info.get(name, ''), str):
-            del kept_info[name]
     info: dict[str, Any] = {
         'question': ' '.join(task.split())[:_QUESTION_LENGTH],
         'file': str(path),
@@ -207,18 +184,18 @@ def _records(
         info[name] = document.get(name)
     info |= _object(document.get('final_metrics'))
     # Each is a task of its own.
-    task_fields = {'group': str(path), 'step': 0, 'phase': 'rollouts', 'reward': reward}
-    yield (
-        task_fields
-        | {'advantage': None, 'drop': None}
-        | kept
-        | {
-            'role': str(agent.get('name', 'agent')),
-            'info': {name: value for name, value in info.items() if value is not None} | kept_info,
-            'segments': segments,
-            'turns': turns,
-        }
-    )
+    yield {
+        'group': str(path),
+        'step': 0,
+        'phase': 'rollouts',
+        'reward': reward,
+        'advantage': None,
+        'drop': None,
+        'role': str(agent.get('name', 'agent')),
+        'info': {name: value for name, value in info.items() if value is not None},
+        'segments': segments,
+        'turns': turns,
+    }
     for part in _list(document.get('subagent_trajectories')):
         yield from _records(_object(part), path, None)
 

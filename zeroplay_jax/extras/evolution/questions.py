@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,8 +29,6 @@ NEAR = 0.9
 # Smallest score of an answer that counts as correct.
 _CORRECT = 0.5
 _TOPIC_WORDS = 3
-# What this module writes, but for the picture of the figures, which every call writes.
-_WRITTEN = re.compile(r'(iteration\d+|steps?\d+(to\d+)?)\.jsonl|(topics|rating)\.(svg|png)')
 _RATING = ('rating', 'rating low', 'rating high')
 # What a record of a made question has, and of a rollout has not.
 _MADE_FIELDS = {'question', 'answers', 'version', 'role', 'task'}
@@ -168,14 +165,8 @@ def topics(parts: Sequence[Part], count: int) -> dict[str, list[float]]:
 
 
 def write_sets(parts: Sequence[Part], folder: Path) -> list[Path]:
-    """Writes the questions with answers of each part as a file of JSON lines, or its open tasks; returns the paths.
-
-    Files of another call, such as one with other parts, are removed: nobody should take them for this one's.
-    """
+    """Writes the questions with answers of each part as a file of JSON lines, or its open tasks; returns the paths."""
     folder.mkdir(exist_ok=True)
-    for path in folder.iterdir():
-        if _WRITTEN.fullmatch(path.name):
-            path.unlink()
     paths: list[Path] = []
     for part in parts:
         # Without a label (drzero.labels=majority) there is nothing to compare an answer with.
