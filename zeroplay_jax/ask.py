@@ -20,6 +20,7 @@ import io
 import logging
 import os
 import pathlib
+import re
 import signal
 import sys
 import typing
@@ -149,17 +150,11 @@ def _check_encoding(question: str) -> None:
     """Raises UserError for a question that was not UTF-8; bytes that are no UTF-8 have arrived as surrogates."""
     # UTF-16 has a NUL beside every ASCII character; a line of it may have nothing else.
     is_utf16 = '\0' in question
-    try:
-        question.encode()
-    except UnicodeEncodeError:
-        pass
-    else:
-        if not is_utf16:
-            return
-    charset = 'utf-16' if is_utf16 else 'latin1'
-    raise UserError(
-        f'the question is not UTF-8; set the terminal to it, or convert a file with iconv -f {charset} -t utf-8'
-    )
+    if is_utf16 or re.search('[\ud800-\udfff]', question):
+        charset = 'utf-16' if is_utf16 else 'latin1'
+        raise UserError(
+            f'the question is not UTF-8; set the terminal to it, or convert a file with iconv -f {charset} -t utf-8'
+        )
 
 
 def _policy_folder(path: str | None) -> pathlib.Path | str:
@@ -228,10 +223,8 @@ def _with_flags(config: ConfigDict, args: argparse.Namespace) -> ConfigDict:
 
 def _is_coloured() -> bool:
     """Returns whether to colour the output (https://no-color.org)."""
-    environment = os.environ
-    return (
-        sys.stdout.isatty() and 'NO_COLOR' not in environment and environment.get('TERM') != 'dumb'
-    )
+    is_wanted = 'NO_COLOR' not in os.environ and os.environ.get('TERM') != 'dumb'
+    return is_wanted and sys.stdout.isatty()
 
 
 def _exit_at_once(*_: Any) -> NoReturn:

@@ -95,11 +95,11 @@ class StrictJudge(RuleJudge):
 
 def play_all(folder, tasks, context, judge, key='key', on_grades=lambda number: None, **options):
     folder.mkdir(exist_ok=True)
-    with GradingRecord(folder) as record:
-        grader = graded.Grader(judge.bound(None), key, record, 16, on_grades)
-        graded.grade_tasks(context, ASKS_SOLVER, tasks, grader, **options)
-    with GradingRecord(folder) as record:
-        return grading_results.results({}, 'tasks', tasks, key, record, options.get('samples', 1))
+    record = GradingRecord(folder)
+    grader = graded.Grader(judge.bound(None), key, record, 16, on_grades)
+    graded.grade_tasks(context, ASKS_SOLVER, tasks, grader, **options)
+    record = GradingRecord(folder)
+    return grading_results.results({}, 'tasks', tasks, key, record, options.get('samples', 1))
 
 
 def rule():
@@ -165,17 +165,17 @@ def test_verdicts_that_were_not_given_are_neither_met_nor_not_met(tmp_path):
         'a': [[yes, unread], [no, yes], [failed, unread], []],
         'b': [[no, no], [no, yes], [yes, yes], []],
     }
-    with GradingRecord(tmp_path) as record:
-        for task in tasks:
-            record.add_answers(task.id, (none if task.index == 3 else answer,))
-        for judge, grades_of_tasks in grades.items():
-            for task, verdicts in zip(tasks, grades_of_tasks, strict=True):
-                for number, grade in enumerate(verdicts):
-                    record.add_grade(Judgement(judge, task.id, 0, number), grade)
-    with GradingRecord(tmp_path) as record:
-        result, other = (
-            grading_results.results({}, 'tasks', tasks, key, record, 1) for key in ('a', 'b')
-        )
+    record = GradingRecord(tmp_path)
+    for task in tasks:
+        record.add_answers(task.id, (none if task.index == 3 else answer,))
+    for judge, grades_of_tasks in grades.items():
+        for task, verdicts in zip(tasks, grades_of_tasks, strict=True):
+            for number, grade in enumerate(verdicts):
+                record.add_grade(Judgement(judge, task.id, 0, number), grade)
+    record = GradingRecord(tmp_path)
+    result, other = (
+        grading_results.results({}, 'tasks', tasks, key, record, 1) for key in ('a', 'b')
+    )
     # Of task 2 the first judge graded nothing: it has no score. The answer that is missing has 0.
     assert [entry['score'] for entry in result['task_scores']] == [1.0, 0.5, None, 0.0]
     assert [entry['score'] for entry in other['task_scores']] == [0.0, 0.5, 1.0, 0.0]
@@ -248,8 +248,8 @@ def test_answers_after_failed_tool_calls_are_recorded_only_if_these_are_rare(tmp
     folder = tmp_path / 'run'
     with pytest.raises(UserError, match='20 of 40'):
         play_all(folder, tasks, context(), rule(), samples=2, check_tools=refuse)
-    with GradingRecord(folder) as record:
-        assert set(record.answers) == {task.id for task in tasks[20:]}
+    record = GradingRecord(folder)
+    assert set(record.answers) == {task.id for task in tasks[20:]}
     result = play_all(folder, tasks, context(), rule(), samples=2)
     assert result['answers']['given'] == 2 * 39
     assert sum(result['judgements'].values()) == 2 * 39 * 3
@@ -307,11 +307,11 @@ def test_a_damaged_line_of_the_record_is_named(tmp_path):
 
 def test_the_estimate_counts_what_is_not_recorded(tmp_path):
     tasks = write_tasks(tmp_path / 'tasks.jsonl', 3)
-    with GradingRecord(tmp_path) as record:
-        record.add_answers('task 0', (Answer('It is.', 'answer', 1, 0.0, 9),))
-        record.add_answers('task 1', (Answer(None, 'turns', 1, 0.0, 9),))
-        record.add_grade(Judgement('key', 'task 0', 0, 2), Grade(True))
-        estimates = [graded.estimate(tasks, key, record, 1) for key in ('key', 'other')]
+    record = GradingRecord(tmp_path)
+    record.add_answers('task 0', (Answer('It is.', 'answer', 1, 0.0, 9),))
+    record.add_answers('task 1', (Answer(None, 'turns', 1, 0.0, 9),))
+    record.add_grade(Judgement('key', 'task 0', 0, 2), Grade(True))
+    estimates = [graded.estimate(tasks, key, record, 1) for key in ('key', 'other')]
     # Two judgements of the recorded answer, none of the missing one, three of an answer that is to come.
     expected = {'tasks': 3, 'rollouts': 1}
     assert estimates == [expected | {'judgements': number} for number in (5, 6)]

@@ -244,7 +244,7 @@ def _differences(reference: dict[str, Any], run: dict[str, Any]) -> dict[str, li
     'mean' averages the hop counts of statistics.HEADLINE. The interval is of paired questions. If a summary lacks
     results per question, or the questions differ, there are none, and the reason is appended to run['notes'].
     """
-    before, after = _results(reference), _results(run)
+    before, after = (one['summary'].get('results') or {} for one in (reference, run))
     before_flags = statistics.flags_of(before.get('after'))
     after_flags = statistics.flags_of(after.get('after'))
     # A difference between different questions would not measure the policies.
@@ -263,11 +263,6 @@ def _differences(reference: dict[str, Any], run: dict[str, Any]) -> dict[str, li
     }
     pairs['mean'] = (statistics.headline(before_flags), statistics.headline(after_flags))
     return {name: list(statistics.paired_difference(*pair)) for name, pair in pairs.items()}
-
-
-def _results(run: dict[str, Any]) -> dict[str, Any]:
-    """Returns the results per question of a run; {} if its summary has none."""
-    return run['summary'].get('results') or {}
 
 
 def _unique_names(workdirs: Sequence[Path]) -> list[str]:

@@ -301,23 +301,16 @@ def _newcombe(before: CheckedScores, after: CheckedScores) -> Interval:
         phi = max(-1.0, min(1.0, numerator / float(np.sqrt(margins))))
 
     difference = mean_after - mean_before
-    # The lower end of the difference comes from the lower end of `after` and the upper end of `before`.
-    below = _correlated_width(mean_after - low_after, high_before - mean_before, phi)
-    above = _correlated_width(high_after - mean_after, mean_before - low_before, phi)
-    return difference, max(-1.0, difference - below), min(1.0, difference + above)
-
-
-def _correlated_width(width_after: float, width_before: float, phi: float) -> float:
-    """Returns the half-width, on one side, of a difference of two proportions with correlation phi.
-
-    Args:
-      width_after: distance from the mean to the end of the interval of `after` on this side.
-      width_before: that of `before` on the opposite side.
-    """
-    # The products are in the order of the formula sqrt(a² - 2 phi a b + b²).
-    interaction = 2 * phi * width_after * width_before
-    squared = width_after * width_after - interaction + width_before * width_before
-    return float(np.sqrt(max(squared, 0.0)))
+    # The lower end of the difference comes from the lower end of `after` and the upper end of `before`; half-widths a
+    # and b of two correlated sides give sqrt(a² - 2 phi a b + b²).
+    ends = []
+    for a, b in (
+        (mean_after - low_after, high_before - mean_before),
+        (high_after - mean_after, mean_before - low_before),
+    ):
+        # The products are in the order of the formula.
+        ends.append(float(np.sqrt(max(a * a - 2 * phi * a * b + b * b, 0.0))))
+    return difference, max(-1.0, difference - ends[0]), min(1.0, difference + ends[1])
 
 
 def _combine(intervals: list[Interval]) -> Interval:

@@ -107,43 +107,40 @@ def evaluate(config: Config, plan: Plan) -> dict[str, Any]:
     with workdir.claim(plan.folder, settings, (*fields.changeable_fields(config), *free)):
         inputs = _inputs(config, path)
         _check_inputs(plan.folder, inputs)
-        with GradingRecord(plan.folder) as record:
-            todo = estimate(tasks, key, record, plan.samples)
-            if plan.only_estimate:
-                return todo
-            print(json.dumps(todo), flush=True)
+        record = GradingRecord(plan.folder)
+        todo = estimate(tasks, key, record, plan.samples)
+        if plan.only_estimate:
+            return todo
+        print(json.dumps(todo), flush=True)
 
-            def before_weights(context: RolloutContext) -> None:
-                """Refuses long prompts."""
-                check_prompts(context, recipe_class(config.recipe).evaluated_role, tasks, path)
-
-            run = build.build(
-                config,
-                before_weights=before_weights,
-                date=plan.date or run_folder.start_date([plan.folder]),
-                judgements=['grade'] if todo['judgements'] else [],
-            )
-            inputs['retrieval'] = {run.library.about: {}}
-            inputs |= run_folder.template_entry(run.template)
-            _check_inputs(plan.folder, inputs)
-            recorded = run_record.read(plan.folder) or run_record.Record(
-                run_record.plain_config(settings)
-            )
-            run_record.write(plan.folder, dataclasses.replace(recorded, inputs=inputs))
-            _grade(config, plan, tasks, key, record, run)
-            about = result_settings(
-                config,
-                policy=str(run.folder),
-                retrieval=run.library.about,
-                # Not 'rubrics', which counts a verdict that was not given as not met.
-                metric='rubrics of given verdicts',
-                limit=plan.limit,
-                judge=key,
-                template=run.template,
-                **plan.sampling,
-            )
-            name = pathlib.Path(path).stem
-            result = grading_results.results(about, name, tasks, key, record, plan.samples)
+        role = recipe_class(config.recipe).evaluated_role
+        run = build.build(
+            config,
+            before_weights=lambda context: check_prompts(context, role, tasks, path),
+            date=plan.date or run_folder.start_date([plan.folder]),
+            judgements=['grade'] if todo['judgements'] else [],
+        )
+        inputs['retrieval'] = {run.library.about: {}}
+        inputs |= run_folder.template_entry(run.template)
+        _check_inputs(plan.folder, inputs)
+        recorded = run_record.read(plan.folder) or run_record.Record(
+            run_record.plain_config(settings)
+        )
+        run_record.write(plan.folder, dataclasses.replace(recorded, inputs=inputs))
+        _grade(config, plan, tasks, key, record, run)
+        about = result_settings(
+            config,
+            policy=str(run.folder),
+            retrieval=run.library.about,
+            # Not 'rubrics', which counts a verdict that was not given as not met.
+            metric='rubrics of given verdicts',
+            limit=plan.limit,
+            judge=key,
+            template=run.template,
+            **plan.sampling,
+        )
+        name = pathlib.Path(path).stem
+        result = grading_results.results(about, name, tasks, key, record, plan.samples)
     text = json.dumps(result, ensure_ascii=False, indent=1)
     disk.write_text(plan.folder / RESULTS, text + '\n')
     disk.write_text(plan.folder / PAGE, grading_results.markdown(result))
