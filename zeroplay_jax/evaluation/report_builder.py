@@ -42,7 +42,6 @@ SCRIPTS = (
     'reader.js',
     'pairs.js',
     'config.js',
-    'live.js',
 )
 REQUIRED_FIELDS = {
     'metrics.jsonl': {'step': int, 'phase': str},
@@ -208,20 +207,19 @@ def _call(turn: dict[str, Any]) -> dict[str, Any]:
     return shown | {'documents': documents}
 
 
-def render(runs: list[dict[str, Any]], version: str = '') -> str:
+def render(runs: list[dict[str, Any]]) -> str:
     """Returns the HTML text of the report.
 
     Args:
       runs: results of `read_run`. The first one is the reference of the others; notes about differences that there are
         not are added to theirs.
-      version: of the files, for a served page, which loads itself again when the server names another one.
     """
     style = '\n'.join(_asset(name) for name in STYLES)
     script = '\n'.join(_asset(name) for name in SCRIPTS)
     # The first run is the reference and has no difference from itself.
     differences = [None, *(_differences(runs[0], run) for run in runs[1:])]
     data = json.dumps(
-        {'runs': runs, 'differences': differences, 'live': version},
+        {'runs': runs, 'differences': differences},
         allow_nan=False,
         separators=(',', ':'),
     )
@@ -232,8 +230,6 @@ def render(runs: list[dict[str, Any]], version: str = '') -> str:
         f"default-src 'none'; style-src {_csp_hash(style)}; script-src {_csp_hash(script)}; "
         "base-uri 'none'; form-action 'none'"
     )
-    if version:
-        policy += "; connect-src 'self'"
     page = jinja2.Template(_asset('page.html'), keep_trailing_newline=True)
     return page.render(policy=policy, style=style, script=script, data=data)
 
