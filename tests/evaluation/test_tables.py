@@ -71,6 +71,10 @@ def test_several_samples_have_mean_best_and_vote():
     assert (means['samples'], means['vote']) == (0.75, 1.0)
     assert means['deviation'] == pytest.approx(mean['a'].deviation)
     assert result({'a': [1.0]}).kinds() == ['score']
+    # A server that did not answer the first question says nothing about the others.
+    failed = result({'a': [None, (1.0, 0.0)], 'b': [(0.0, 0.0), (0.0, 1.0)]})
+    assert failed.kinds() == one.kinds() and failed.figures('mean')['a'].mean == 0.5
+    assert results.compare(failed, one, 'mean')['a'][0] == 0.5 == means['samples'] - 0.25
 
 
 @pytest.fixture

@@ -143,7 +143,7 @@ def test_open_tasks_are_written_with_their_rubrics(tmp_path):
 
 def test_searches_are_those_of_solved_questions():
     answered = [Answered(1.0, 3, 0.0, None), Answered(0.0, 9, 0.0, None)]
-    figures = asked.solved(answered)
+    figures = asked.solved([*answered, Answered(None, 5, 0.0, None)])
     assert figures['searches'] == 3 and figures['solve rate'] == 0.5
     assert figures['low'] < 0.5 < figures['high']
     assert 'searches' not in asked.solved(answered[1:])

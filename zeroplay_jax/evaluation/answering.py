@@ -360,7 +360,7 @@ def answer_all(
     if baseline is not None and counts['search/failed']:
         line = '--answering=%s: %d of %d searches failed; the answers are without their passages'
         logging.warning(line, way, counts['search/failed'], counts['search/calls'])
-    if all(result.score is None for result in results):
+    if results and all(result.score is None for result in results):
         raise UserError(f'{context.model}: no question had a reply; run the command again')
     return results
 

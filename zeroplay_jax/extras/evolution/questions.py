@@ -187,11 +187,11 @@ def _line(record: Json) -> Json:
 
 def solved(answered: Sequence[Answered]) -> dict[str, float]:
     """Returns the 'solve rate' of results with its 95 % interval, and the mean 'searches' of what was solved."""
-    # An answer without a verdict counts as wrong, as in the means of an evaluation.
-    scores = np.array([result.score or 0.0 for result in answered])
-    searches = np.array([result.searches for result in answered])[scores >= _CORRECT]
+    # What a server did not answer does not count, as in the means of an evaluation.
+    scores = [result.score for result in answered if result.score is not None]
+    searches = [result.searches for result in answered if (result.score or 0) >= _CORRECT]
     figures = dict(zip(('solve rate', 'low', 'high'), statistics.mean_interval(scores)))
-    return figures | ({'searches': float(searches.mean())} if searches.size else {})
+    return figures | ({'searches': float(np.mean(searches))} if searches else {})
 
 
 def rated(answered: Sequence[Answered]) -> dict[str, float]:
