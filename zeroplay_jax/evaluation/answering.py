@@ -414,19 +414,15 @@ class _Baseline:
     """Asks questions in one of the ways of the module but search: the role has no tools, and a turn for each prompt."""
 
     def __init__(self, context: RolloutContext, role: str, way: str, temperature: float | None):
-        self._role, self._temperature = role, temperature
+        self._role, self._way, self._temperature = role, way, temperature
         player = context.roles[role]
         env = self._env = player.env
-        prompt_tokens = player.prompt_tokens
-        self._way = way
-        most = max(1, env.limits.max_turns - 1)
-        self._most_searches = {'direct': 0, 'retrieve': 1}.get(way, most)
-        if self._most_searches:
+        self._weights, prompt_tokens = player.weights, player.prompt_tokens
+        if way != 'direct':
             if 'search' not in env.tools:
                 raise UserError(
                     f'--answering={way}: role {role} cannot search; add search to config.tools.names'
                 )
-            self._weights = player.weights
             # Passages are part of the prompt, which the slot limits.
             pool = context.scheduler.pools.get(player.weights)
             # A policy at a server has none.
@@ -444,16 +440,17 @@ class _Baseline:
     async def answer(self, identity: tuple[int, ...], question: Question) -> Answer:
         """Returns an answer, after at most as many searches as the policy may call."""
         queries: list[str] = []
-        passages = []
-        query = question.text
-        while query and len(queries) < self._most_searches:
+        passages: list[str] = []
+        query = '' if self._way == 'direct' else question.text
+        while query and len(queries) < max(1, self._env.limits.max_turns - 1):
             queries.append(query)
-            texts = await self._passages((*identity, len(queries)), query)
+            step = (*identity, len(queries))
+            texts = await self._passages(step, query)
             passages += texts
             # A failed search is the last one.
             if not texts or self._way == 'retrieve':
                 break
-            step, thoughts = (*identity, len(queries)), ' '.join(queries[1:])
+            thoughts = ' '.join(queries[1:])
             turn = await self._read(
                 'answer.interleave', step, question, passages, thoughts=thoughts
             )
