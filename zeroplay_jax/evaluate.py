@@ -335,8 +335,9 @@ def _evaluate_held_out(config: Config, run: RunContext) -> None:
     of_metric = answering.scores_by_hop(rows, metric)
     scores[metric.rpartition(':')[2]] = statistics.headline(of_metric)
     intervals = {name: statistics.mean_interval(one) for name, one in scores.items() if len(one)}
-    rows_of_table = [[name, tables.Figure.of(one)] for name, one in intervals.items()]
-    print(tables.write([['', 'score'], *rows_of_table], _FORMAT.value))
+    table: list[list[tables.Cell]] = [['', 'score']]
+    table += [[name, tables.Figure.of(one)] for name, one in intervals.items()]
+    print(tables.write(table, _FORMAT.value))
     print(json.dumps({name: [round(end, 4) for end in one] for name, one in intervals.items()}))
 
 
@@ -458,6 +459,10 @@ def _answer_set(
     outcome.raise_if_nothing_found(config, run.check_and_reset_failures())
     if context.judge is not None:
         context.judge.check_failure_rate(context.judge.stats)
+    if all(one.score is None for one in answered):
+        raise UserError(
+            f'{context.model}: no question of {name} had a reply; run the command again'
+        )
     return answered
 
 

@@ -158,9 +158,9 @@ class _ShownContext(RolloutContext):
     _: dataclasses.KW_ONLY
     on_turn: _OnTurn
 
-    ask, go_on, fork = map(
-        _showing, (RolloutContext.ask, RolloutContext.go_on, RolloutContext.fork)
-    )
+    ask = _showing(RolloutContext.ask)
+    go_on = _showing(RolloutContext.go_on)
+    fork = _showing(RolloutContext.fork)
 
 
 class Session:

@@ -360,8 +360,6 @@ def answer_all(
     if baseline is not None and counts['search/failed']:
         line = '--answering=%s: %d of %d searches failed; the answers are without their passages'
         logging.warning(line, way, counts['search/failed'], counts['search/calls'])
-    if results and all(result.score is None for result in results):
-        raise UserError(f'{context.model}: no question had a reply; run the command again')
     return results
 
 
