@@ -244,18 +244,6 @@ def test_a_call_without_parameters_may_have_an_empty_text_as_arguments(serve):
     assert sent['tool_calls'][0]['function']['arguments'] == '{}'
 
 
-@pytest.mark.parametrize('others', [{}, {'tool_calls': None}, {'tool_calls': []}])
-def test_a_call_in_the_older_form_is_made_and_answered_in_it(serve, others):
-    function = {'name': 'search', 'arguments': '{"query_list": ["Ann"]}'}
-    older = text(None, function_call=function, finish_reason='function_call') | others
-    server = serve([older, text('<answer>Bob</answer>', function_call=None)])
-    (result,), _, (rollout,) = play(server)
-    assert (result.score, rollout.calls[0].queries) == (1.0, ['Ann'])
-    _, sent, answered = server.bodies[1]['messages']
-    assert sent['function_call'] == function and 'Ann' in answered.pop('content')
-    assert answered == {'role': 'function', 'name': 'search'}
-
-
 def test_a_call_in_the_text_is_made_too(serve):
     written = '<tool_call>{"name": "search", "arguments": {"query_list": ["Ann"]}}</tool_call>'
     server = serve([text(f'{written} then'), text('<answer>Bob</answer>')])
