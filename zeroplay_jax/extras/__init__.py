@@ -26,9 +26,7 @@ class Extra(NamedTuple):
 
 
 EXTRAS = {
-    'atif': Extra(
-        'Rollouts as ATIF documents, the format of other agents, out and in.', is_command=True
-    ),
+    'atif': Extra('Rollouts as ATIF documents of other agents, out and in.', is_command=True),
     'buckets': Extra('Runs whose workdir is in a bucket.', 'google-cloud-storage'),
     'evolution': Extra('What self-play asks over training.', 'scikit-learn', is_command=True),
     'figures': Extra('Figures of the papers, drawn from runs.', is_command=True),
