@@ -236,17 +236,17 @@ def _exit_at_once(*_: Any) -> NoReturn:
 
 
 def _answer(sessions: Sequence[Session], question: str, stoppable: bool = False) -> bool:
-    """Has all policies answer; a mistake of the user is one line on stderr, and False is returned."""
-    try:
-        _check_encoding(question)
-        for session in sessions:
-            if len(sessions) > 1 and not session.as_json:
-                session.printer.line('note', str(session.folder), label='policy')
+    """Has all policies answer; for each that the question cannot be put to there is a line on stderr, and False."""
+    is_asked = True
+    for session in sessions:
+        if len(sessions) > 1 and not session.as_json:
+            session.printer.line('note', str(session.folder), label='policy')
+        try:
             session.answer(question, stoppable)
-    except UserError as error:
-        print(f'{_NAME}: {error}', file=sys.stderr, flush=True)
-        return False
-    return True
+        except UserError as error:
+            print(f'{_NAME}: {error}', file=sys.stderr, flush=True)
+            is_asked = False
+    return is_asked
 
 
 def _run_prompt(sessions: Sequence[Session], remark: str) -> int:
@@ -279,9 +279,15 @@ def _run_pipe(sessions: Sequence[Session]) -> int:
         question = line.removeprefix('\ufeff').strip()
         if not question:
             continue
+        # A question that cannot be asked does not stop the others.
+        try:
+            _check_encoding(question)
+        except UserError as error:
+            print(f'{_NAME}: {error}', file=sys.stderr, flush=True)
+            status = 2
+            continue
         if not sessions[0].as_json:
             sessions[0].printer.line('question', question)
-        # A question that cannot be asked does not stop the others.
         if not _answer(sessions, question):
             status = 2
     return status
@@ -302,7 +308,8 @@ def _load(
             Printer(_is_coloured()),
             temperature=args.temperature,
             as_json=args.json,
-            first_question=args.question,
+            # Of several policies some may be asked.
+            first_question=args.question if len(configs) == 1 else None,
             form=form_of(folder) if isinstance(folder, pathlib.Path) else None,
         )
         for folder, config in configs.items()
