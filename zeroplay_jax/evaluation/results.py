@@ -117,7 +117,7 @@ class SetResults:
         for name in ('score', 'searches', 'redundancy', 'vote'):
             of_questions = [getattr(result, name) for result in self.answered]
             known = [value for value in of_questions if value is not None]
-            if known or name != 'vote':
+            if known:
                 values[name] = float(np.mean(known))
         if any(result.samples for result in self.answered):
             of_samples = self.of_samples()
