@@ -221,7 +221,7 @@ def _check_flags(config: Config) -> None:
     is_open = _METRIC.value == 'rubrics'
     for path in _SETS.value:
         files.check_set(path, allow_public=not is_open)
-        # Read here as well as by `_load_sets`, so that an unusable line is reported before libraries are loaded.
+        # Read here as well as by `main`, so that an unusable line is reported before libraries are loaded.
         if pathlib.Path(path).is_file():
             (files.open_tasks if is_open else files.questions)(path)
 
