@@ -11,7 +11,6 @@ from zeroplay_jax.evaluation.answering import evaluate, scores_by_hop
 from zeroplay_jax.rollout.prompts import Prompt
 from zeroplay_jax.run import steps
 from zeroplay_jax.run.state import RunState
-from zeroplay_jax.selfplay.recipe import Recipe
 from zeroplay_jax.types import (
     Question,
     TaskDropped,
@@ -79,14 +78,6 @@ def test_what_is_too_long_to_ask_is_one_line():
     ) as error:
         evaluate(Context(), [Question('A task that is too long', rubrics=RUBRICS)], 0, ASKS_SOLVER)
     assert '\n' not in str(error.value)
-
-
-def test_another_role_than_the_solver_can_be_evaluated():
-    context = Context()
-    recipe = Recipe({}, None)
-    recipe.evaluated_role = 'player'
-    rows = evaluate(context, QUESTIONS[:1], 0, recipe)
-    assert context.asked[0, 0][0] == 'player' and rows[0].role == 'player'
 
 
 def test_each_of_several_files_has_a_metric():
