@@ -177,15 +177,6 @@ def test_a_call_that_cannot_be_run_is_explained(serve, reply, error):
         assert isinstance(arguments, dict) or isinstance(json.loads(arguments), dict)
 
 
-def test_of_several_calls_in_a_reply_the_first_is_made(serve):
-    several = call('{"query_list": ["Ann </answer>"]}', count=3)
-    server = serve([several, text('<answer>Bob</answer>')])
-    (result,), _, (rollout,) = play(server)
-    assert rollout.calls[0].queries == ['Ann </answer>'] and result.searches == 1
-    _, sent, answered = server.bodies[1]['messages']
-    assert len(sent['tool_calls']) == 1 and answered['tool_call_id'] == 'c0'
-
-
 class Clock(Tool):
     name = 'clock'
     description = 'the year'
@@ -195,23 +186,35 @@ class Clock(Tool):
         return [ToolResult(text='1912') for _ in calls]
 
 
-def test_a_call_without_parameters_may_have_an_empty_text_as_arguments(serve):
-    server = serve([call('', name='clock'), text('<answer>Bob</answer>')])
-    _, _, (rollout,) = play(server, tool=Clock())
+WRITTEN = '<tool_call>{"name": "search", "arguments": {"query_list": ["Ann"]}}</tool_call>'
+# What is replied, arguments of the call that is made, and the role of the message with its result.
+CALLS = {
+    'the first of several': (
+        call('{"query_list": ["Ann </answer>"]}', count=3),
+        {'query_list': ['Ann </answer>']},
+        'tool',
+    ),
+    'an empty text as arguments': (call('', name='clock'), {}, 'tool'),
+    'in the text': (text(f'{WRITTEN} then'), {'query_list': ['Ann']}, 'user'),
+}
+
+
+@pytest.mark.parametrize('name', CALLS)
+def test_a_call_is_made_and_sent_back_with_its_result(serve, name):
+    reply, arguments, role = CALLS[name]
+    server = serve([reply, text('<answer>Bob</answer>')])
+    _, _, (rollout,) = play(server, tool=None if arguments else Clock())
     (found,) = rollout.calls
-    assert (found.error, found.arguments, found.text) == (None, {}, '1912')
-    # Chat templates of servers read it as JSON.
-    *_, sent, _ = server.bodies[1]['messages']
-    assert sent['tool_calls'][0]['function']['arguments'] == '{}'
-
-
-def test_a_call_in_the_text_is_made_too(serve):
-    written = '<tool_call>{"name": "search", "arguments": {"query_list": ["Ann"]}}</tool_call>'
-    server = serve([text(f'{written} then'), text('<answer>Bob</answer>')])
-    (result,), _, _ = play(server)
-    assert result.searches == 1
+    assert (found.error, found.arguments) == (None, arguments)
     *_, sent, answered = server.bodies[1]['messages']
-    assert (sent['content'], answered['role']) == (written, 'user')
+    assert answered['role'] == role
+    if role == 'user':
+        assert sent['content'] == WRITTEN
+        return
+    (made,) = sent['tool_calls']
+    # Chat templates of servers read the arguments as JSON.
+    assert json.loads(made['function']['arguments']) == arguments
+    assert answered['tool_call_id'] == 'c0'
 
 
 @pytest.mark.parametrize(
