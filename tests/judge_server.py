@@ -1,4 +1,4 @@
-"""A server that speaks the OpenAI protocol, grades and rates by a hash of the prompt: same request, same reply."""
+"""Servers that speak the OpenAI protocol; one grades and rates by a hash of the prompt: same request, same reply."""
 
 import hashlib
 import http.server
@@ -6,16 +6,13 @@ import json
 import threading
 
 
-class JudgeServer(http.server.ThreadingHTTPServer):
-    """Serves until the context ends; `prompts` are those that it got, `pause` is awaited before every reply.
-
-    The example that every evaluation begins with is counted in `examples` only.
-    """
+class ChatServer(http.server.ThreadingHTTPServer):
+    """Answers a chat by `reply(body)`: a message, or (status, bytes); `bodies` and `keys` are those of the requests."""
 
     daemon_threads = True
 
-    def __init__(self, pause=lambda number: None):
-        self.prompts, self.pause, self.examples = [], pause, 0
+    def __init__(self, reply):
+        self.reply, self.bodies, self.keys = reply, [], []
         super().__init__(('127.0.0.1', 0), _Handler)
 
     @property
@@ -31,6 +28,48 @@ class JudgeServer(http.server.ThreadingHTTPServer):
         self.server_close()
 
 
+def completion(message):
+    # The message itself stays as it is: several requests may be answered with it.
+    content = dict(message)
+    ending = content.pop('finish_reason', 'stop')
+    choice = {'index': 0, 'finish_reason': ending, 'message': {'role': 'assistant'} | content}
+    usage = {'prompt_tokens': 10, 'completion_tokens': 3}
+    return json.dumps({'choices': [choice], 'usage': usage}).encode()
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers['Content-Length'])))
+        self.server.bodies.append(body)
+        self.server.keys.append(self.headers['Authorization'])
+        reply = self.server.reply(body)
+        status, data = reply if isinstance(reply, tuple) else (200, completion(reply))
+        self.send_response(status)
+        self.send_header('Content-Type', 'application/json')
+        self.send_header('Content-Length', str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_):
+        """Keeps the output of tests clean."""
+
+
+class JudgeServer(ChatServer):
+    """`prompts` are those that it got; the example that every evaluation begins with is counted in `examples` only."""
+
+    def __init__(self):
+        self.prompts, self.examples = [], 0
+        super().__init__(self.judge)
+
+    def judge(self, body):
+        prompt = body['messages'][0]['content']
+        if 'capital of France' in prompt:
+            self.examples += 1
+            return {'content': 'Correct' if 'single word Correct' in prompt else '<score>1</score>'}
+        self.prompts.append(prompt)
+        return {'content': reply(prompt)}
+
+
 def reply(prompt):
     """Three of four rubrics are met, questions rated from 1 to 5; one reply in eight has no verdict."""
     number = hashlib.sha256(prompt.encode()).digest()[0]
@@ -39,28 +78,3 @@ def reply(prompt):
     if 'How much work' in prompt:
         return f'<think>Hm.</think><score>{1 + number % 5}</score>'
     return f'<think>Hm.</think><score>{int(number % 4 > 0)}</score>'
-
-
-class _Handler(http.server.BaseHTTPRequestHandler):
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers['Content-Length'])))
-        prompt = body['messages'][0]['content']
-        if 'capital of France' in prompt:
-            self.server.examples += 1
-            text = 'Correct' if 'single word Correct' in prompt else '<score>1</score>'
-        else:
-            self.server.prompts.append(prompt)
-            self.server.pause(len(self.server.prompts))
-            text = reply(prompt)
-        message = {'role': 'assistant', 'content': text}
-        choice = {'index': 0, 'finish_reason': 'stop', 'message': message}
-        shape = {'id': 'x', 'object': 'chat.completion', 'created': 0, 'model': body['model']}
-        data = json.dumps(shape | {'choices': [choice]}).encode()
-        self.send_response(200)
-        self.send_header('Content-Type', 'application/json')
-        self.send_header('Content-Length', str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_):
-        """Keeps the test's output clean."""

@@ -131,7 +131,7 @@ def test_rollouts_and_loss_are_those_of_a_training_step(settings, policy, run):
 
 
 def test_scores_are_those_of_an_evaluation(policy, index, run):
-    _, rows = evaluate(run.evaluation, index.questions, STEP, ASKS_SOLVER)
+    rows = evaluate(run.evaluation, index.questions, STEP, ASKS_SOLVER)
     texts = [question.text for question in index.questions]
     greedy = zp.sample_rollouts(policy, index, texts, temperature=0.0, step=STEP)
     scores = zp.score(greedy, [question.answers for question in index.questions])

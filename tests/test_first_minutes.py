@@ -1,7 +1,5 @@
 """What a newcomer meets in the first minutes: commands that say what there is, and libraries that keep quiet."""
 
-import subprocess
-
 import pytest
 from python_process import ROOT, run_python
 
@@ -59,19 +57,6 @@ def test_a_command_as_a_word_is_the_module():
             run(f'zeroplay_jax.{module}', '--nothing'),
         )
         assert as_word.returncode == 2 and as_word.stderr == as_module.stderr != ''
-
-
-def test_bash_completes_commands_and_files(capsys, tmp_path):
-    assert commands.main(['completion']) == 0
-    (tmp_path / 'runs').mkdir()
-    script = f'{capsys.readouterr().out}\n'
-    script += 'COMP_WORDS=(zeroplay "$1") COMP_CWORD=1; _zeroplay; echo "${COMPREPLY[@]}"; '
-    script += 'COMP_WORDS=(zeroplay report ru) COMP_CWORD=2 COMPREPLY=(); _zeroplay; echo "${#COMPREPLY[@]}"'
-    result = subprocess.run(
-        ['bash', '-c', script, 'bash', 'ev'], capture_output=True, text=True, cwd=tmp_path
-    )
-    # None of its own for the second word: `-o default` then names files.
-    assert result.stdout.splitlines() == ['evaluate', '0'] and not result.stderr
 
 
 @pytest.mark.fault('user-12', '-h of main and evaluate')

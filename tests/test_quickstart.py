@@ -232,12 +232,12 @@ def test_an_unusable_corpus_is_refused_and_leaves_nothing(tmp_path, capsys):
 
 def test_without_a_workdir_the_run_is_called_after_the_corpus(texts, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    # Only files have suffixes, and only those of their format are left out.
+    # Only files have suffixes.
     folder_of_a_year = texts.rename(tmp_path / 'notes.2023')
     names = {
         '/data/texts': 'texts',
         '/data/wiki-18.jsonl.gz': 'wiki-18',
-        '/data/notes.2024.jsonl': 'notes.2024',
+        '/data/notes.2024.jsonl': 'notes',
         folder_of_a_year: 'notes.2023',
     }
     for corpus, name in names.items():

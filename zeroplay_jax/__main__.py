@@ -31,11 +31,6 @@ COMMANDS = (
     'mini.sample',
     *EXTRA_COMMANDS,
 )
-# The first word is a command, all others are completed as the shell does.
-COMPLETION = """_zeroplay() {{
-  [ "$COMP_CWORD" = 1 ] && COMPREPLY=($(compgen -W "{commands}" -- "${{COMP_WORDS[1]}}"))
-}}
-complete -o default -F _zeroplay zeroplay"""
 
 
 def summary(command: str) -> str:
@@ -61,15 +56,10 @@ def main(words: list[str] | None = None) -> int:
         for name in COMMANDS:
             print(f'python -m zeroplay_jax.{name:{width}}  {summary(name)}')
         print('\n--help behind a command shows its flags; docs/index.md says where to begin.')
-        print(
-            'Installed: `zeroplay COMMAND`; eval "$(zeroplay completion)" completes the names in bash.'
-        )
+        print('Installed: `zeroplay COMMAND`.')
         return 0
     if words[0] == '--version':
         print(f'zeroplay_jax {zeroplay_jax.__version__}')
-        return 0
-    if words[0] == 'completion':
-        print(COMPLETION.format(commands=' '.join((*COMMANDS, 'train'))))
         return 0
     # `zeroplay train` reads better than `zeroplay main`.
     command = 'main' if words[0] == 'train' else words[0]

@@ -20,6 +20,7 @@ import io
 import logging
 import os
 import pathlib
+import re
 import signal
 import sys
 import typing
@@ -149,17 +150,11 @@ def _check_encoding(question: str) -> None:
     """Raises UserError for a question that was not UTF-8; bytes that are no UTF-8 have arrived as surrogates."""
     # UTF-16 has a NUL beside every ASCII character; a line of it may have nothing else.
     is_utf16 = '\0' in question
-    try:
-        question.encode()
-    except UnicodeEncodeError:
-        pass
-    else:
-        if not is_utf16:
-            return
-    charset = 'utf-16' if is_utf16 else 'latin1'
-    raise UserError(
-        f'the question is not UTF-8; set the terminal to it, or convert a file with iconv -f {charset} -t utf-8'
-    )
+    if is_utf16 or re.search('[\ud800-\udfff]', question):
+        charset = 'utf-16' if is_utf16 else 'latin1'
+        raise UserError(
+            f'the question is not UTF-8; set the terminal to it, or convert a file with iconv -f {charset} -t utf-8'
+        )
 
 
 def _policy_folder(path: str | None) -> pathlib.Path | str:
@@ -228,10 +223,8 @@ def _with_flags(config: ConfigDict, args: argparse.Namespace) -> ConfigDict:
 
 def _is_coloured() -> bool:
     """Returns whether to colour the output (https://no-color.org)."""
-    environment = os.environ
-    return (
-        sys.stdout.isatty() and 'NO_COLOR' not in environment and environment.get('TERM') != 'dumb'
-    )
+    is_wanted = 'NO_COLOR' not in os.environ and os.environ.get('TERM') != 'dumb'
+    return is_wanted and sys.stdout.isatty()
 
 
 def _exit_at_once(*_: Any) -> NoReturn:
@@ -243,17 +236,17 @@ def _exit_at_once(*_: Any) -> NoReturn:
 
 
 def _answer(sessions: Sequence[Session], question: str, stoppable: bool = False) -> bool:
-    """Has all policies answer; a mistake of the user is one line on stderr, and False is returned."""
-    try:
-        _check_encoding(question)
-        for session in sessions:
-            if len(sessions) > 1 and not session.as_json:
-                session.printer.line('note', str(session.folder), label='policy')
+    """Has all policies answer; for each that the question cannot be put to there is a line on stderr, and False."""
+    is_asked = True
+    for session in sessions:
+        if len(sessions) > 1 and not session.as_json:
+            session.printer.line('note', str(session.folder), label='policy')
+        try:
             session.answer(question, stoppable)
-    except UserError as error:
-        print(f'{_NAME}: {error}', file=sys.stderr, flush=True)
-        return False
-    return True
+        except UserError as error:
+            print(f'{_NAME}: {error}', file=sys.stderr, flush=True)
+            is_asked = False
+    return is_asked
 
 
 def _run_prompt(sessions: Sequence[Session], remark: str) -> int:
@@ -286,9 +279,15 @@ def _run_pipe(sessions: Sequence[Session]) -> int:
         question = line.removeprefix('\ufeff').strip()
         if not question:
             continue
+        # A question that cannot be asked does not stop the others.
+        try:
+            _check_encoding(question)
+        except UserError as error:
+            print(f'{_NAME}: {error}', file=sys.stderr, flush=True)
+            status = 2
+            continue
         if not sessions[0].as_json:
             sessions[0].printer.line('question', question)
-        # A question that cannot be asked does not stop the others.
         if not _answer(sessions, question):
             status = 2
     return status
@@ -309,7 +308,8 @@ def _load(
             Printer(_is_coloured()),
             temperature=args.temperature,
             as_json=args.json,
-            first_question=args.question,
+            # Of several policies some may be asked.
+            first_question=args.question if len(configs) == 1 else None,
             form=form_of(folder) if isinstance(folder, pathlib.Path) else None,
         )
         for folder, config in configs.items()

@@ -4,7 +4,6 @@
     python -m zeroplay_jax.compare base.json iteration1.json iteration2.json iteration3.json --format=latex
     python -m zeroplay_jax.compare base.json seed0.json,seed1.json,seed2.json
     python -m zeroplay_jax.compare a0.json,a1.json,a2.json b0.json,b1.json,b2.json
-    python -m zeroplay_jax.compare runs/a runs/b runs/c --format=markdown
 
 Question sets and their average are columns. A result, or a side of several runs, has a row of mean scores, and one of
 the difference from the first, with 95 % intervals. Of single results the interval is Newcombe's for pairs, as in the
@@ -17,8 +16,7 @@ Results are refused if the retriever, the corpus, the number of passages per que
 temperature or the numbers of samples or questions differ: their difference would not measure the policy. Other prompts,
 tools or numbers of turns or tokens, which papers compare, are named in a line. Refused are also two results of one run
 on a side.
-Workdirs of runs are rows of another table: the fields of their configs that differ, and the means of the last
-evaluation, of exact match with its interval and its difference from the one before training.
+Runs by their workdirs are compared by `python -m zeroplay_jax.report`.
 """
 
 from __future__ import annotations
@@ -30,14 +28,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from zeroplay_jax.evaluation import protocols, report_builder, statistics, tables
+from zeroplay_jax.evaluation import protocols, statistics, tables
 from zeroplay_jax.evaluation.results import Results, compare, heading, shared_sets
-from zeroplay_jax.retrieval import downloads, objects
+from zeroplay_jax.retrieval import downloads
 from zeroplay_jax.retrieval.command import Parser, exit_status
 from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.runtime import signals
-from zeroplay_jax.runtime.workdir import local_run
-from zeroplay_jax.types import Json, UserError
+from zeroplay_jax.types import UserError
 
 # Heading of a side → its results.
 Sides = Mapping[str, list[Results]]
@@ -52,9 +49,9 @@ def _parser() -> Parser:
     parser.add_argument(
         'sides',
         nargs='+',
-        metavar='FILE[,FILE]|WORKDIR',
+        metavar='FILE[,FILE]',
         help='results, also gs://bucket/path: the first, and those whose gain over it is printed; runs of one side '
-        'with commas between; or workdirs of runs',
+        'with commas between',
     )
     parser.add_argument(
         '--protocol',
@@ -64,18 +61,6 @@ def _parser() -> Parser:
     )
     parser.add_argument('--format', choices=tables.FORMATS, default='text', help='of the table')
     return parser
-
-
-def _sides(args: argparse.Namespace) -> list[list[str]]:
-    """Returns the files of each side; raises UserError for sides of different numbers, but a first one of its own."""
-    sides = [side.split(',') for side in args.sides]
-    # One interval covers what all differences have in common. The first side may be one file.
-    numbers = [len(side) for side in sides[1:]]
-    if len(set(numbers)) > 1:
-        raise UserError(
-            f'sides of {", ".join(map(str, numbers))} files; give as many of each side but the first'
-        )
-    return sides
 
 
 def _read_side(files: list[str]) -> tuple[str, list[Results]]:
@@ -104,8 +89,14 @@ def _read_sides(files_of_sides: list[list[str]]) -> Sides:
     """Returns all sides, cut to the sets that all results have.
 
     Raises:
-      UserError: as `_read_side`, or results that cannot be compared.
+      UserError: as `_read_side`, results that cannot be compared, or sides of different numbers, but for the first one.
     """
+    # One interval covers what all differences have in common. The first side may be one file.
+    numbers = [len(files) for files in files_of_sides[1:]]
+    if len(set(numbers)) > 1:
+        raise UserError(
+            f'sides of {", ".join(map(str, numbers))} files; give as many of each side but the first'
+        )
     sides: dict[str, list[Results]] = {}
     for files in files_of_sides:
         name, results = _read_side(files)
@@ -175,64 +166,17 @@ def _rows(sides: Sides) -> dict[str, dict[str, tables.Figure]]:
 def _covered(sides: Sides) -> str:
     """Returns in words what the intervals cover."""
     first, *others = (len(results) for results in sides.values())
-    if others and max(first, *others) > 1:
-        return f'the runs on these questions ({statistics.statistic(first, others[0])})'
+    runs = max(first, *others, 1)
+    if others and runs > 1:
+        statistic = f"Welch's t interval over {first} and {others[0]} runs"
+        if 1 in (first, others[0]):
+            exact = 'the single result of the other side counts as exact'
+            statistic = f"Student's t interval over {runs} runs; {exact}"
+        return f'the runs on these questions ({statistic})'
     of_pairs = ' (Newcombe, paired)' if others else ''
     return (
         f'the choice of questions{of_pairs}, not the seed: for that give several runs of each side'
     )
-
-
-# ---- runs ------------------------------------------------------------------------------------------
-
-
-def _is_workdir(side: str) -> bool:
-    """Returns whether an argument names the workdir of a run: a folder, or an address without the suffix of results."""
-    is_address = objects.is_address(side) and not side.endswith('.json')
-    return is_address or pathlib.Path(side).is_dir()
-
-
-def _run_table(args: argparse.Namespace) -> list[list[tables.Cell]]:
-    """Returns the headings and a row per run; what a run has not is empty, and named on stderr.
-
-    Raises:
-      UserError: an argument is no workdir, or a flag is for results.
-    """
-    if args.protocol:
-        raise UserError('--protocol: is for results of evaluations, not for workdirs')
-    for side in args.sides:
-        if not _is_workdir(side):
-            raise UserError(f'{side}: is no workdir; give workdirs alone, or results alone')
-    runs = report_builder.read_runs(list(map(local_run, args.sides)), has_trajectories=False)
-    configs = [run_record.flat_config(run['config']) for run in runs]
-    fields = sorted(set().union(*configs))
-    differing = [name for name in fields if len({str(one.get(name)) for one in configs}) > 1]
-    figures = [_figures(run) for run in runs]
-    measured = list(dict.fromkeys(name for one in figures for name in one))
-    rows: list[list[tables.Cell]] = [['', *differing, *measured]]
-    for run, config, cells in zip(runs, configs, figures, strict=True):
-        values = [str(config.get(name, '')) for name in differing]
-        rows.append([run['name'], *values, *(cells.get(name, '') for name in measured)])
-        if run['notes']:
-            print(f'note: {run["name"]}: {" ".join(run["notes"])}', file=sys.stderr)
-    return rows
-
-
-def _figures(run: Json) -> dict[str, tables.Cell]:
-    """Returns heading → the means of a run's last evaluation, and the number of its step."""
-    evaluations = [record for record in run['metrics'] if 'em/mean' in record]
-    if not evaluations:
-        return {}
-    last, summary = evaluations[-1], run['summary']
-    cells: dict[str, tables.Cell] = {'step': str(last['step'])}
-    for name, value in last.items():
-        if name.endswith('/mean'):
-            cells[name] = tables.Figure(value)
-    # A run that goes on after its summary has an evaluation of which that does not speak.
-    if 'ci95' in summary and summary['em_after'] == last['em/mean']:
-        cells['em/mean'] = tables.Figure(summary['em_after'], tuple(summary['ci95']['after']))
-        cells['difference'] = tables.Figure.of(summary['difference'], sign='+')
-    return cells
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -242,10 +186,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> None:
-    if any(map(_is_workdir, args.sides)):
-        print(tables.write(_run_table(args), args.format))
-        return
-    sides = _read_sides(_sides(args))
+    sides = _read_sides([side.split(',') for side in args.sides])
     rows = _rows(sides)
     table: list[list[tables.Cell]] = []
     for name, figures in rows.items():

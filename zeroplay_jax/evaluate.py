@@ -23,8 +23,8 @@ how hard the questions are, from 1 to 5, and the scores are 0, .25, .5, .75 and 
 
 Open-ended tasks (lines with "task" and "rubrics") are graded by the judge of the config, rubric by rubric. With
 --workdir every answer and every grade is written into that folder as soon as it is there, and the same command
-continues where it was stopped; it prints what is left to do before it begins (--estimate: nothing else), asks a second
-judge (config.second_judge) and measures how far both agree (docs/grading.md).
+continues where it was stopped; it prints what is left to do before it begins (--estimate: nothing else). Another judge
+grades the same answers, and the results say how far both agree (docs/grading.md).
 The last line is always a JSON object.
 """
 
@@ -51,7 +51,8 @@ from zeroplay_jax.configuration.places import (
     keep_prompts,
 )
 from zeroplay_jax.data import files
-from zeroplay_jax.evaluation import protocols, tables
+from zeroplay_jax.evaluation import protocols, statistics, tables
+from zeroplay_jax.evaluation.results import Answered, Results, SetResults, heading
 from zeroplay_jax.extras import load_extra
 from zeroplay_jax.objectives import rewards
 from zeroplay_jax.objectives.registry import resolve
@@ -65,7 +66,6 @@ from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.types import Question, UserError
 
 if TYPE_CHECKING:
-    from zeroplay_jax.evaluation.results import Answered, Results
     from zeroplay_jax.run.build import RunContext
 
 _CONFIG = flags.DEFINE_string('config', None, 'What to evaluate: a Python file.')
@@ -120,8 +120,11 @@ _DATE = flags.DEFINE_string(
     'Day for chat templates that write the date, as 2026-11-25; by default today.',
 )
 
-# Metrics that ask the judge of the config.
-_JUDGED_METRICS = ('judge', 'rubrics', 'rating')
+# Metric that asks the judge of the config → what it asks (`Recipe.judgements`). A rating asks whether an answer is
+# right: a server that can say so is there, and can be read.
+_JUDGEMENTS = {'judge': 'correct', 'rubrics': 'grade', 'rating': 'correct'}
+# What --metric=rating, which asks for no answers, has no use for.
+_OF_ANSWERS = (_ANSWERING, _ANSWERER, _SAMPLES, _TEMPERATURE)
 # Name of the weights of --answerer, and of their slots.
 _ANSWERER_WEIGHTS = 'answerer'
 
@@ -163,9 +166,16 @@ def main(argv: list[str]) -> None:
         from zeroplay_jax.run import build
 
     # Public sets are downloaded here: before the weights, whose loading takes minutes.
-    sets = _load_sets(config.seed)
+    is_open = _METRIC.value == 'rubrics'
+    sets = {
+        pathlib.Path(path).stem: files.load_set(path, _LIMIT.value, config.seed, is_open)
+        for path in _SETS.value
+    }
     extra_weights = _ANSWERER_WEIGHTS if _ANSWERER.value else ''
-    judgements = _judgements(config)
+    metrics = [_METRIC.value]
+    if not sets:
+        metrics = [config.eval.metric, 'rubrics' if config.eval.tasks else '']
+    judgements = tuple(_JUDGEMENTS[metric] for metric in metrics if metric in _JUDGEMENTS)
     run = build.build(config, extra_weights, date=_DATE.value, judgements=judgements)
     model = run.evaluation.model
     if model is None:
@@ -174,7 +184,7 @@ def main(argv: list[str]) -> None:
     signals.raise_again()
     # The slot pools have copies, so the loaded weights are dropped to free their memory.
     run = dataclasses.replace(run, params={})
-    if _SETS.value:
+    if sets:
         _evaluate_sets(config, run, sets)
     else:
         _evaluate_held_out(config, run)
@@ -204,14 +214,14 @@ def _check_flags(config: Config) -> None:
         check_is_folder(_WORKDIR.value)
     try:
         # The judged metrics are included so that the error lists them as well.
-        metrics = {**rewards.ANSWER_METRICS, **dict.fromkeys(_JUDGED_METRICS)}
+        metrics = {**rewards.ANSWER_METRICS, **dict.fromkeys(_JUDGEMENTS)}
         resolve('metric', _METRIC.value, metrics, ('prediction', 'golds'))
     except ValueError as error:
         raise UserError(f'--metric={_METRIC.value}: {error}') from None
     is_open = _METRIC.value == 'rubrics'
     for path in _SETS.value:
         files.check_set(path, allow_public=not is_open)
-        # Read here as well as by `_load_sets`, so that an unusable line is reported before libraries are loaded.
+        # Read here as well as by `main`, so that an unusable line is reported before libraries are loaded.
         if pathlib.Path(path).is_file():
             (files.open_tasks if is_open else files.questions)(path)
 
@@ -230,66 +240,56 @@ def _problems(config: Config) -> Iterator[str]:
     # The held-out questions of a config are scored by its own fields.
     for flag in (_PROTOCOL, _ANSWERING, _METRIC, _SAMPLES, _TEMPERATURE, _LIMIT, _ANSWERER):
         if not sets and flag.value != flag.default:
-            given = flags.FLAGS[flag.name].serialize()
             field = f'give --config.eval.metric={metric}' if flag is _METRIC else 'leave it out'
-            yield f'{given}: is for the questions of --sets; add it, or {field}'
+            yield f'{_given(flag)}: is for the questions of --sets; add it, or {field}'
     if _TEMPERATURE.value == 0 and _SAMPLES.value > 1:
         problem = f'{_SAMPLES.value} greedy samples are equal'
         yield f'--temperature=0: {problem}; raise it, or give --samples=1'
     if config.distributed.mode != 'off':
         yield 'config.distributed.mode: an evaluation runs in one process; set it to off'
-    yield from _problems_of_ways(config)
-    for flag in (_ANSWERER, _WORKDIR, _DATE):
-        if flag.value and is_server(config.policy.path):
-            given = f'--{flag.name}={flag.value}'
-            yield f'{given}: is for a policy in a folder, not at a server; leave it out'
-    is_rating = metric == 'rating'
-    is_beyond_rule = is_rating or config.retrieval.kind != 'world'
-    if metric in _JUDGED_METRICS and config.judge.kind == 'rule' and is_beyond_rule:
-        yield (
-            f'--metric={metric}: the rule (config.judge.kind) works in the miniature worlds only, and does not rate; '
-            'set it to policy or endpoint'
-        )
-    for flag in (_ANSWERING, _ANSWERER, _SAMPLES, _TEMPERATURE):
-        if is_rating and flag.present:
-            yield f'--{flag.name}: --metric=rating asks for no answers; leave one out'
-    has_second_judge = config.second_judge.kind != 'none'
-    for name, is_set in (
-        ('--estimate', _ESTIMATE.value),
-        ('config.second_judge.kind', has_second_judge),
-    ):
-        if is_set and not workdir:
-            yield f'{name}: needs a folder for the grades; add --workdir=FOLDER'
-    if workdir and (metric != 'rubrics' or len(sets) != 1):
-        fix = 'add --metric=rubrics --sets=FILE, or leave it out'
-        yield f'--workdir={workdir}: is for one file of open tasks; {fix}'
-    for flag in (_ANSWERER, _OUT):
-        if workdir and flag.value:
-            yield f'--{flag.name}={flag.value}: has no effect with --workdir; leave it out'
-    if workdir and config.second_judge.kind == 'rule' and config.retrieval.kind != 'world':
-        problem = 'the rule works in the miniature worlds only'
-        yield f'config.second_judge.kind=rule: {problem}; set it to endpoint'
-    # The average is a column beside those of the sets.
-    if len({tables.AVERAGE, *(pathlib.Path(path).stem for path in sets)}) <= len(sets):
-        problem = f'two sets have one name, or one that of the {tables.AVERAGE}; rename a file'
-        if len(set(sets)) < len(sets):
-            problem = 'one set is given twice; name it once'
-        yield f'--sets={",".join(sets)}: {problem}'
-
-
-def _problems_of_ways(config: Config) -> Iterator[str]:
-    """Yields lines for unknown ways of answering, missing tools, and flags that allow no other than search."""
     ways = _ANSWERING.value
-    flag = f'--answering={",".join(ways)}'
     if not ways or not set(ways) <= set(protocols.WAYS):
-        yield f'{flag}: give some of {", ".join(protocols.WAYS)}, with commas between'
-    metric = '--metric=rubrics' if _METRIC.value == 'rubrics' else ''
-    other = metric or (_ANSWERER.value and f'--answerer={_ANSWERER.value}')
-    if other and ways != ['search']:
-        yield f'{flag}: {other} is for --answering=search; leave one out'
+        yield f'{_given(_ANSWERING)}: give some of {", ".join(protocols.WAYS)}, with commas between'
     # A server or a package may offer a search, too; that is known once it is loaded.
     if {'retrieve', 'interleave'} & set(ways) and set(config.tools.names) <= {'open'}:
-        yield f'{flag}: needs a search; add search to config.tools.names'
+        yield f'{_given(_ANSWERING)}: needs a search; add search to config.tools.names'
+    is_rating, is_open = metric == 'rating', metric == 'rubrics'
+    is_searching = ways == ['search']
+    # Flag → whether it is given, and beside what it has no meaning.
+    for flag, is_given, is_beside, other in (
+        (_ANSWERING, not is_searching, is_open, '--metric=rubrics'),
+        (_ANSWERING, not is_searching, _ANSWERER.value, _given(_ANSWERER)),
+        (_ANSWERER, _ANSWERER.value, is_server(config.policy.path), 'a policy at a server'),
+        (_WORKDIR, workdir, is_server(config.policy.path), 'a policy at a server'),
+        (_DATE, _DATE.value, is_server(config.policy.path), 'a policy at a server'),
+        *((flag, flag.present, is_rating, '--metric=rating') for flag in _OF_ANSWERS),
+        (_ANSWERER, _ANSWERER.value, workdir, '--workdir'),
+        (_OUT, out, workdir, '--workdir'),
+    ):
+        if is_given and is_beside:
+            yield f'{_given(flag)}: has no meaning beside {other}; leave one out'
+    if metric in _JUDGEMENTS and config.judge.kind == 'rule':
+        if is_rating or config.retrieval.kind != 'world':
+            yield (
+                f'--metric={metric}: the rule (config.judge.kind) works in the miniature worlds only, and does not '
+                'rate; set it to policy or endpoint'
+            )
+    if _ESTIMATE.value and not workdir:
+        yield '--estimate: needs a folder for the grades; add --workdir=FOLDER'
+    if workdir and (not is_open or len(sets) != 1):
+        fix = 'add --metric=rubrics --sets=FILE, or leave it out'
+        yield f'{_given(_WORKDIR)}: is for one file of open tasks; {fix}'
+    # The average is a column beside those of the sets.
+    if len({tables.AVERAGE, *(pathlib.Path(path).stem for path in sets)}) <= len(sets):
+        yield (
+            f'{_given(_SETS)}: a set is given twice, or has the name of another or of the {tables.AVERAGE}; rename a '
+            'file'
+        )
+
+
+def _given(flag: flags.FlagHolder) -> str:
+    """Returns a flag as it is given."""
+    return flags.FLAGS[flag.name].serialize()
 
 
 def _is_day(date: str) -> bool:
@@ -298,16 +298,6 @@ def _is_day(date: str) -> bool:
         return not date or datetime.date.fromisoformat(date).isoformat() == date
     except ValueError:
         return False
-
-
-def _judgements(config: Config) -> tuple[str, ...]:
-    """Returns what the evaluation asks of the judge (`Recipe.judgements`)."""
-    # A server that can say whether an answer is right is there, and can be read.
-    names = {'judge': 'correct', 'rubrics': 'grade', 'rating': 'correct'}
-    metrics = [_METRIC.value]
-    if not _SETS.value:
-        metrics = [config.eval.metric, 'rubrics' if config.eval.tasks else '']
-    return tuple(names[metric] for metric in metrics if metric in names)
 
 
 def _evaluate_held_out(config: Config, run: RunContext) -> None:
@@ -319,14 +309,14 @@ def _evaluate_held_out(config: Config, run: RunContext) -> None:
       UserError: too many searches or judgements failed.
       TrainingStopped: no search found a passage.
     """
-    from zeroplay_jax.evaluation import answering, statistics
+    from zeroplay_jax.evaluation import answering
     from zeroplay_jax.run import outcome
 
     items = run.library.evaluation_items
     recipe = answering_recipe(config)
     with progress.Bar(len(items), 'questions', shown=config.progress) as bar:
         metric = config.eval.metric
-        correct, rows = answering.evaluate(run.evaluation, items, 0, recipe, bar.update, metric)
+        rows = answering.evaluate(run.evaluation, items, 0, recipe, bar.update, metric)
     # Checked before anything is printed: figures of an evaluation with failed searches would mislead.
     outcome.raise_if_nothing_found(config, run.check_and_reset_failures())
     failed = sum(row.drop == 'failed' for row in rows)
@@ -338,23 +328,17 @@ def _evaluate_held_out(config: Config, run: RunContext) -> None:
     judge = run.evaluation.judge
     if judge is not None:
         judge.check_failure_rate(judge.stats)
+    correct = answering.scores_by_hop(rows, 'exact_match')
     scores: dict[str, Any] = {f'hop{hops}': flags for hops, flags in correct.items() if hops}
     scores['mean'] = statistics.headline(correct)
-    # `correct` leaves out the open tasks.
     scores['rubrics'] = [row.reward for row in rows if 'rubrics' in row.parts]
-    scored = [row for row in rows if metric in row.parts]
-    by_hop = statistics.by_hop([row.group for row in scored], [row.parts[metric] for row in scored])
-    scores[metric.rpartition(':')[2]] = statistics.headline(by_hop)
+    of_metric = answering.scores_by_hop(rows, metric)
+    scores[metric.rpartition(':')[2]] = statistics.headline(of_metric)
+    intervals = {name: statistics.mean_interval(one) for name, one in scores.items() if len(one)}
     table: list[list[tables.Cell]] = [['', 'score']]
-    rounded: dict[str, list[float]] = {}
-    for name, of_name in scores.items():
-        if not len(of_name):
-            continue
-        interval = statistics.mean_interval(of_name)
-        table.append([name, tables.Figure.of(interval)])
-        rounded[name] = [round(value, 4) for value in interval]
+    table += [[name, tables.Figure.of(one)] for name, one in intervals.items()]
     print(tables.write(table, _FORMAT.value))
-    print(json.dumps(rounded))
+    print(json.dumps({name: [round(end, 4) for end in one] for name, one in intervals.items()}))
 
 
 def _evaluate_in_workdir(config: Config) -> None:
@@ -376,24 +360,13 @@ def _evaluate_in_workdir(config: Config) -> None:
     if not _ESTIMATE.value:
         print((plan.folder / graded.PAGE).read_text(encoding='utf-8'))
         # What there is per task is in results.json.
-        result = {name: result[name] for name in ('judges', 'agreement', 'answers')}
+        names = ('judge', 'rubrics_met', 'scored_tasks', 'judgements', 'agreement', 'answers')
+        result = {name: result[name] for name in names}
     print(json.dumps(result))
-
-
-def _load_sets(seed: int) -> dict[str, list[Question]]:
-    """Returns the questions of each set of --sets, by the set's name."""
-    from zeroplay_jax.evaluation import question_sets
-
-    is_open = _METRIC.value == 'rubrics'
-    return {
-        pathlib.Path(path).stem: question_sets.load(path, _LIMIT.value, seed, is_open)
-        for path in _SETS.value
-    }
 
 
 def _evaluate_sets(config: Config, run: RunContext, sets: Mapping[str, list[Question]]) -> None:
     """Asks the questions of --sets; prints a table of mean figures and a JSON object, and writes --out."""
-    from zeroplay_jax.evaluation.results import Results, SetResults
     from zeroplay_jax.run import build
 
     if _ANSWERER.value:
@@ -426,8 +399,6 @@ def _evaluate_sets(config: Config, run: RunContext, sets: Mapping[str, list[Ques
 
 def _table(results: Mapping[str, Results]) -> list[list[tables.Cell]]:
     """Returns the rows of a table {way of answering: results}: scores, and below them what they cost."""
-    from zeroplay_jax.evaluation.results import heading
-
     # For package.module:function the heading is the function.
     metric = _METRIC.value.rpartition(':')[2]
     rows: list[list[tables.Cell]] = []
@@ -488,15 +459,19 @@ def _answer_set(
     outcome.raise_if_nothing_found(config, run.check_and_reset_failures())
     if context.judge is not None:
         context.judge.check_failure_rate(context.judge.stats)
+    if all(one.score is None for one in answered):
+        raise UserError(
+            f'{context.model}: no question of {name} had a reply; run the command again'
+        )
     return answered
 
 
 def _result_settings(config: Config, run: RunContext) -> Mapping[str, Any]:
     """Returns the settings of a result file; `zeroplay_jax.compare` requires most of them to be equal."""
-    from zeroplay_jax.evaluation.results import result_settings
+    from zeroplay_jax.evaluation.answering import result_settings
 
     judge = ''
-    if _METRIC.value in _JUDGED_METRICS:
+    if _METRIC.value in _JUDGEMENTS:
         judge = f'{config.judge.kind} {config.judge.model} {config.judge.request}'.rstrip()
     temperature = _TEMPERATURE.value
     if temperature is None and _SAMPLES.value > 1:

@@ -28,7 +28,6 @@ from zeroplay_jax.mini.question_form import BLANK
 from zeroplay_jax.retrieval import downloads, json_text, objects, progress
 from zeroplay_jax.retrieval.command import RESUMABLE, Parser, exit_status, path_or_packaged
 from zeroplay_jax.retrieval.corpus import files_of, read
-from zeroplay_jax.retrieval.rows import COMPRESSED
 from zeroplay_jax.runtime import disk, signals
 from zeroplay_jax.runtime.record import digest
 from zeroplay_jax.runtime.workdir import check_is_folder
@@ -47,7 +46,6 @@ _MAX_DOCUMENTS = 5_000
 _SPLIT_SEED = 0
 # Raised when the files in a workdir change, so that a workdir of an earlier version is not resumed.
 _FILES_VERSION = 3
-_CORPUS_SUFFIXES = ('.txt', '.md', '.json', '.jsonl', '.tsv', '.parquet', *COMPRESSED)
 
 
 def _parser() -> Parser:
@@ -97,7 +95,9 @@ def _arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str
         if not downloads.is_name(path) and not objects.is_address(path):
             _warn_of_own_questions(pathlib.Path(path), files.questions(path))
     args.corpus = args.corpus.expanduser()
-    workdir = args.workdir or pathlib.Path('runs', _corpus_name(args.corpus) or 'corpus')
+    corpus = args.corpus.resolve()
+    name = corpus.name if corpus.is_dir() else corpus.name.partition('.')[0]
+    workdir = args.workdir or pathlib.Path('runs', name or 'corpus')
     check_is_folder(workdir)
     args.workdir = workdir.expanduser()
     # Its files would be read as texts, and the corpus would differ after every step.
@@ -106,15 +106,6 @@ def _arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str
             f'{args.workdir}: the workdir lies in the corpus {args.corpus}; name a folder outside of it with --workdir'
         )
     return args, run_flags
-
-
-def _corpus_name(corpus: pathlib.Path) -> str:
-    """Returns the name of a corpus, of a file without its suffixes."""
-    path = corpus.resolve()
-    if not path.is_dir():
-        while path.suffix.lower() in _CORPUS_SUFFIXES:
-            path = path.with_suffix('')
-    return path.name
 
 
 def _origin(args: argparse.Namespace) -> Json:

@@ -1,16 +1,15 @@
-"""Writes or serves the HTML report of a run, or of several runs compared."""
+"""Writes the HTML report of a run, also of one that is going on, or of several runs compared."""
 
 import sys
 
-from zeroplay_jax.evaluation import report_builder, report_server
-from zeroplay_jax.retrieval.command import Parser, exit_status, number_type
+from zeroplay_jax.evaluation import report_builder
+from zeroplay_jax.retrieval.command import Parser, exit_status
 from zeroplay_jax.runtime import signals
 from zeroplay_jax.runtime.workdir import local_run
 
 EXAMPLES = """examples:
   python -m zeroplay_jax.report runs/quickstart
   python -m zeroplay_jax.report runs/a runs/b --out comparison.html
-  python -m zeroplay_jax.report --serve runs/quickstart
 """
 
 
@@ -22,9 +21,6 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(argv: list[str] | None) -> None:
     arguments = _parser().parse_args(argv)
-    if arguments.serve:
-        report_server.serve(arguments.workdirs, arguments.port)
-        return
     out = report_builder.output_path(arguments.out, '.html')
     workdirs = [local_run(workdir) for workdir in arguments.workdirs]
     print(report_builder.write_report(*workdirs, out=out))
@@ -41,25 +37,12 @@ def _parser() -> Parser:
         'workdirs',
         nargs='+',
         metavar='WORKDIR',
-        help='workdir of a run, or gs://bucket/path; further runs are compared with the first; or ATIF documents: '
-        'a JSON file, or a folder with some',
+        help='workdir of a run, or gs://bucket/path; further runs are compared with the first',
     )
     parser.add_argument(
         '--out',
         metavar='FILE',
         help='file to write (default: report.html in the first WORKDIR)',
-    )
-    parser.add_argument(
-        '--serve',
-        action='store_true',
-        help='serve the report on this machine instead; the page follows runs that are going on',
-    )
-    parser.add_argument(
-        '--port',
-        type=number_type(int, 0, 65535),
-        default=8765,
-        metavar='N',
-        help='of --serve; 0: any free one (default: %(default)s)',
     )
     return parser
 

@@ -137,19 +137,30 @@ class _ShownEnvironment(Environment):
         return super().observation(call, number)
 
 
+def _showing(sample: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a way of asking a role that shows the last turns of its rollouts that no stop string ended."""
+
+    async def shown(context: _ShownContext, role: str, *arguments: Any, **named: Any) -> Any:
+        rollouts = await sample(context, role, *arguments, **named)
+        for rollout in rollouts if isinstance(rollouts, list) else [rollouts]:
+            text = rollout.turns[-1].text if rollout.turns else ''
+            if not text.endswith(context.roles[role].env.stops):
+                context.on_turn(text, None)
+        return rollouts
+
+    return shown
+
+
 @dataclasses.dataclass(frozen=True)
 class _ShownContext(RolloutContext):
     """A context that shows the last turns of rollouts that no stop string ended."""
 
-    on_turn: _OnTurn | None = None
+    _: dataclasses.KW_ONLY
+    on_turn: _OnTurn
 
-    async def ask(self, role: str, *arguments: Any, **named: Any) -> list[Trajectory]:
-        rollouts = await super().ask(role, *arguments, **named)
-        for rollout in rollouts:
-            text = rollout.turns[-1].text if rollout.turns else ''
-            if self.on_turn is not None and not text.endswith(self.roles[role].env.stops):
-                self.on_turn(text, None)
-        return rollouts
+    ask = _showing(RolloutContext.ask)
+    go_on = _showing(RolloutContext.go_on)
+    fork = _showing(RolloutContext.fork)
 
 
 class Session:
@@ -162,8 +173,7 @@ class Session:
       temperature: 0 is greedy.
       as_json: write one JSON object per question to stdout instead of printing the rollout.
       first_question: a question whose length is checked before the weights are loaded; None: no check.
-      form: the only questions that the policy reads, if it is a small one; another question, or one without an
-        answer, gives a note.
+      form: the only questions that the policy reads, if it is a small one; the first other question gives a note.
 
     Raises:
       UserError: a file or server that cannot be used, or a first question that is too long.
@@ -181,7 +191,7 @@ class Session:
         form: QuestionForm | None = None,
     ):
         self.folder, self.printer, self.as_json = folder, printer, as_json
-        self._form, self._form_was_noted = form, False
+        self._form = form
         self._temperature, self._seed = temperature, config.seed
         config = _settings(config)
         config.policy.path = str(folder)
@@ -233,9 +243,10 @@ class Session:
         question = self._checked(text)
         number = self._question_count
         self._question_count += 1
-        has_other_form = self._form is not None and not self._form.pattern.search(text)
-        if has_other_form:
-            self._note_form()
+        if self._form is not None and not self._form.pattern.search(text):
+            print(f'zeroplay_jax.ask: {self._form.hint}', file=sys.stderr, flush=True)
+            # Once is enough.
+            self._form = None
         trajectory = self._ask(question, number, stoppable)
         if trajectory is None:
             self.printer.line('note', 'stopped', label='')
@@ -245,10 +256,7 @@ class Session:
             print(one_line_json(self._record(text, trajectory)), flush=True)
         elif answer is None:
             reason = ENDINGS[trajectory.finish]
-            if has_other_form:
-                reason += '; the question has another form than those that this policy reads'
             self.printer.line('note', f'no answer: {reason}', label='')
-            self._note_form()
         warning = search_warning(self._index)
         if warning:
             print(f'zeroplay_jax.ask: {clean(warning)}', file=sys.stderr)
@@ -314,22 +322,12 @@ class Session:
             'seed': self._seed,
         }
 
-    def _note_form(self) -> None:
-        """Prints once which questions a small policy reads; on stderr where stdout has JSON."""
-        if self._form is None or self._form_was_noted:
-            return
-        self._form_was_noted = True
-        if self.as_json:
-            print(f'zeroplay_jax.ask: {self._form.hint}', file=sys.stderr, flush=True)
-        else:
-            self.printer.line('note', self._form.hint)
-
     def greet(self, remark: str = '') -> None:
         """Prints what is asked (policy, corpus, example questions, keys); `remark` follows the policy's folder."""
         lines = [('policy', f'{self.folder}{remark}'), ('search', self._index.about)]
         if self._form is not None:
             lines.append(('asks', self._form.hint))
-            self._form_was_noted = True
+            self._form = None
         lines += [('try', question.text) for question in self._index.questions]
         lines.append(('', 'Ctrl-C stops an answer, Ctrl-D ends'))
         for label, text in lines:

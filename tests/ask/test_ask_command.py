@@ -61,16 +61,6 @@ def test_out_of_the_box_questions_from_a_pipe_become_json_lines():
         assert all(len(s['tokens']) and s['text'] for s in record['segments'])
 
 
-def test_two_policies_answer_one_after_the_other_as_json():
-    """As text: the README's command with two policies (test_readme.py)."""
-    both = ('--policy', CLEAN, '--policy', BASE)
-    code, out, err = finish(command(*both, '--json', ONE['question']))
-    clean, base = map(json.loads, out.splitlines())
-    assert code == 0 and not err
-    assert (clean['policy'], base['policy']) == (str(CLEAN), str(BASE))
-    assert clean['answer'] in ONE['answers']
-
-
 def test_ctrl_c_ends_a_single_answer_without_a_traceback(server):
     address, _, came = server
     process = command('--policy', CLEAN, '--index', address, TWO['question'])

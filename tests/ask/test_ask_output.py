@@ -9,7 +9,6 @@ from ask_cases import (
     ATTACK,
     NAME,
 )
-from run_records import change_record, stored_config
 
 from zeroplay_jax.evaluation import render
 from zeroplay_jax.types import ToolCall
@@ -87,36 +86,6 @@ def test_tools_of_an_mcp_server_are_called(ask_scripted, index):
         server.kill()
     assert lines[0].startswith('add ') and lines[1].strip() == '3'
     assert lines[-1] == 'answer    3'
-
-
-def test_calls_are_named_by_their_tool_in_json(ask_scripted, server, exported):
-    address, go, _ = server
-    run = exported.parents[1]
-    stored = stored_config(run)
-    stored['recipe'] = 'drzero'
-    stored['rollout']['turn_tokens'] = 200  # the built-in tokenizer knows no JSON
-    change_record(run, config=stored)
-    go.set()
-    turns = [
-        '<tool_call>{"name": "calculator", "arguments": {"expression": "6 * 7"}}</tool_call>',
-        '<tool_call>{"name": "bing", "arguments": {}}</tool_call>',
-        '<answer>42</answer>',
-    ]
-    arguments = [
-        '--syntax=qwen',
-        '--tools=search,examples.calculator.tool:Calculator',
-        f'--index={address}',
-        '--json',
-    ]
-    record = json.loads(ask_scripted(turns, *arguments, policy=exported))
-    first, second, last = (turn['call'] for turn in record['turns'])
-    assert (first['tool'], first['arguments'], first['text']) == (
-        'calculator',
-        {'expression': '6 * 7'},
-        '42',
-    )
-    assert (second['tool'], second['arguments'], second['error']) == ('bing', None, 'unknown_tool')
-    assert last is None and record['answer'] == '42'
 
 
 def test_a_call_that_cannot_be_read_is_printed_as_it_was_written(ask_scripted, server):

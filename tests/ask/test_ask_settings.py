@@ -219,3 +219,15 @@ def test_questions_in_utf16_are_refused_as_that(monkeypatch, capsys, user_reads)
     assert 'the question is not UTF-8; ' in line and 'iconv -f utf-16 -t utf-8' in line
     assert set(more) == {line}
     user_reads(line)
+
+
+def test_a_question_too_long_for_one_policy_is_put_to_the_others(capsys):
+    asked = []
+
+    def refuse(*_):
+        raise UserError('the question is too long')
+
+    answers = (refuse, lambda text, stoppable: asked.append(text))
+    sessions = [types.SimpleNamespace(as_json=True, answer=answer) for answer in answers]
+    assert not ask._answer(sessions, 'Who?') and asked == ['Who?']
+    assert capsys.readouterr().err == 'zeroplay_jax.ask: the question is too long\n'

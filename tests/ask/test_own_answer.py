@@ -53,3 +53,15 @@ def test_rollouts_that_are_asked_together_are_shown_one_after_the_other(ask_scri
     # The end of the turn ends the text, without a tag.
     lines = [line.strip() for line in ask_scripted(['one', 'two']).splitlines()]
     assert 'one' in lines and 'two' in lines
+
+
+def test_turns_of_a_rollout_that_goes_on_or_is_forked_are_shown(ask_scripted, monkeypatch):
+    async def goes_on(self, context, question, identity):
+        (first,) = await context.ask('solver', (*identity, 0), question=question.text)
+        more = await context.go_on('solver', (*identity, 1), first, note='Go on.')
+        (answer,) = await context.fork('solver', (*identity, 2), more, note='Once more.')
+        return answer
+
+    monkeypatch.setattr(drzero.Recipe, 'answer', goes_on)
+    lines = [line.strip() for line in ask_scripted(['one', 'two', 'three']).splitlines()]
+    assert [line for line in lines if line in ('one', 'two', 'three')] == ['one', 'two', 'three']

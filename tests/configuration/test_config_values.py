@@ -62,7 +62,7 @@ def all_leaf_fields():
 
 CHECKED_ELSEWHERE = """
     recipe policy.path solver.adapter inputs.answers inputs.questions inputs.documents inputs.tasks ssp.invalid_reward
-    judge.url judge.model judge.rubric_model judge.grade_model second_judge.model second_judge.url
+    judge.url judge.model judge.rubric_model judge.grade_model
     distributed.coordinator eval.file eval.tasks log.writers retrieval.path retrieval.encoder retrieval.held_out
     retrieval.url tools.names tools.mcp_servers prompts
 """

@@ -8,7 +8,7 @@ from refused_calls import check_table
 
 from zeroplay_jax.configs import drzero, scope, ssp
 from zeroplay_jax.configuration import fields, places, rules
-from zeroplay_jax.evaluation import results
+from zeroplay_jax.evaluation import answering
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.runtime import record
 from zeroplay_jax.settings.kinds import PACKAGE, PROMPT_SETS, prompts_name, prompts_text
@@ -132,7 +132,7 @@ def test_records_and_results_name_prompts_by_their_hash(tmp_path):
     rules.check(config)
     run: Config = fields.frozen(config)
     assert run.prompts == SOLVER == prompts_text(str(path))
-    settings = results.result_settings(run, 'p', 'r', {})
+    settings = answering.result_settings(run, 'p', 'r', {})
     assert settings['context'] == run.sampler.context
     assert settings['prompts'] == prompts_name(SOLVER)
     assert hashlib.sha256(path.read_bytes()).hexdigest()[:16] in settings['prompts']

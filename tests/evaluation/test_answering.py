@@ -134,9 +134,8 @@ def test_a_recipe_answers_in_its_own_way(play, way, samples):
     recipe = Twice(temperatures, None)
     answered, prompts, _ = play(way, scripts, samples=samples, recipe=recipe, prompt_tokens=1000)
     if way == 'held out':
-        correct, rows = answered
-        assert correct[1].tolist() == [True, False]
-        assert [row.trajectory.identity for row in rows] == [(5, 0, 0, 1, 0), (5, 1, 0, 1, 0)]
+        assert [row.reward for row in answered] == [1, 0]
+        assert [row.trajectory.identity for row in answered] == [(5, 0, 0, 1, 0), (5, 1, 0, 1, 0)]
     else:
         scores = [1.0] if samples > 1 else [1.0, 0.0]
         assert [(one.score, one.given) for one in answered] == [(score, 'Bob') for score in scores]
@@ -162,8 +161,8 @@ def test_an_own_answer_needs_no_constructor_and_a_dropped_one_counts_as_none(pla
     answered, _, _ = play('search', scripts, recipe=recipe, prompt_tokens=1000)
     assert [(one.score, one.given) for one in answered] == [(0.0, None), (1.0, 'Hesse')]
     assert 'counts as unanswered: Recipe.answer dropped it (prompt_too_long)' in caplog.text
-    correct, rows = play('held out', scripts, recipe=recipe, prompt_tokens=1000)[0]
-    assert correct[1].tolist() == [False, True]
+    rows = play('held out', scripts, recipe=recipe, prompt_tokens=1000)[0]
+    assert [row.reward for row in rows] == [0, 1]
     assert [row.drop for row in rows] == ['prompt_too_long', None]
     assert from_bytes(to_bytes(rows))[0].trajectory.finish == 'prompt_too_long'
     metrics = steps.record_scores(RunState({}), '5', rows, 'em')

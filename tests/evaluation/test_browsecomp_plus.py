@@ -8,7 +8,6 @@ import json
 import pytest
 
 from zeroplay_jax.data import files
-from zeroplay_jax.evaluation import question_sets
 from zeroplay_jax.retrieval import build, corpus, folder
 from zeroplay_jax.retrieval.types import search_records
 from zeroplay_jax.types import UserError
@@ -57,7 +56,7 @@ def test_the_set_has_a_name_where_its_script_wrote_it(place):
     path.write_text(json.dumps(LINE) + '\n')
     files.check_set('browsecomp-plus')
     for name in ('browsecomp-plus', str(path)):
-        (question,) = question_sets.load(name)
+        (question,) = files.load_set(name)
         assert (question.text, question.answers) == (QUESTION, ('Bob',))
 
 

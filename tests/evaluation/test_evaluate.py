@@ -7,11 +7,10 @@ import types
 import pytest
 from trajectories import ASKS_SOLVER, make_trajectory
 
-from zeroplay_jax.evaluation.answering import evaluate
+from zeroplay_jax.evaluation.answering import evaluate, scores_by_hop
 from zeroplay_jax.rollout.prompts import Prompt
 from zeroplay_jax.run import steps
 from zeroplay_jax.run.state import RunState
-from zeroplay_jax.selfplay.recipe import Recipe
 from zeroplay_jax.types import (
     Question,
     TaskDropped,
@@ -58,8 +57,9 @@ class Context:
 
 def test_questions_are_matched_and_tasks_graded():
     context = Context()
-    correct, rows = evaluate(context, QUESTIONS, 7, ASKS_SOLVER)
-    assert {hops: flags.tolist() for hops, flags in correct.items()} == {1: [False], 2: [True]}
+    rows = evaluate(context, QUESTIONS, 7, ASKS_SOLVER)
+    correct = scores_by_hop(rows, 'exact_match')
+    assert {hops: flags.tolist() for hops, flags in correct.items()} == {1: [0], 2: [1]}
     assert [row.parts for row in rows] == [
         {'exact_match': 1},
         {'exact_match': 0},
@@ -80,22 +80,12 @@ def test_what_is_too_long_to_ask_is_one_line():
     assert '\n' not in str(error.value)
 
 
-def test_another_role_than_the_solver_can_be_evaluated():
-    context = Context()
-    recipe = Recipe({}, None)
-    recipe.evaluated_role = 'player'
-    _, rows = evaluate(context, QUESTIONS[:1], 0, recipe)
-    assert context.asked[0, 0][0] == 'player' and rows[0].role == 'player'
-
-
 def test_each_of_several_files_has_a_metric():
     of_file = [
         dataclasses.replace(question, origin={'set': name})
         for question, name in zip(QUESTIONS, ('nq', 'hotpotqa'))
     ]
-    _, rows = evaluate(
-        Context(), [*of_file, of_file[0], QUESTIONS[2]], 7, ASKS_SOLVER, metric='subem'
-    )
+    rows = evaluate(Context(), [*of_file, of_file[0], QUESTIONS[2]], 7, ASKS_SOLVER, metric='subem')
     metrics = steps.record_scores(RunState({}), '7', rows, 'subem')
     for name in ('em', 'subem'):
         assert metrics[f'{name}/nq/mean'] == 1.0 and metrics[f'{name}/hotpotqa/mean'] == 0.0
@@ -103,8 +93,8 @@ def test_each_of_several_files_has_a_metric():
 
 def test_a_further_metric_is_measured_beside_exact_match():
     questions = (Question('Where is it?', ('rom',), hops=2), *QUESTIONS[:3])
-    correct, rows = evaluate(Context(), questions, 7, ASKS_SOLVER, metric='subem')
-    assert correct[2].tolist() == [False, True], 'the headline stays exact match'
+    rows = evaluate(Context(), questions, 7, ASKS_SOLVER, metric='subem')
+    assert scores_by_hop(rows, 'exact_match')[2].tolist() == [0, 1], 'the headline stays'
     assert [row.parts for row in rows[:2]] == [
         {'exact_match': 0, 'subem': 1},
         {'exact_match': 1, 'subem': 1},

@@ -60,7 +60,7 @@ def test_a_request_that_cannot_be_sent_is_refused(name, user_reads):
             '--answering=direct,retrieve --config.tools.names=("open",)',
             'needs a search; add search to',
         ),
-        ('--sets=average.jsonl', 'two sets have one name, or one that of the average; rename'),
+        ('--sets=average.jsonl', 'has the name of another or of the average; rename'),
     ],
 )
 def test_flags_of_sets_are_refused_before_anything_is_loaded(flags, line, tmp_path, user_reads):

@@ -23,20 +23,6 @@ COMMANDS = re.search(r'```\n(.*?)```', (EXAMPLE / 'README.md').read_text(), re.D
     1
 ].splitlines()
 PROGRAMS = ('inspect', 'lm_eval', 'transformers')
-QUESTION, ANSWER = 'Who taught Ann?', 'Bob'
-# Calls and results are messages, as in the templates of Qwen; shorter.
-TEMPLATE = """\
-{%- macro turn(role, content) %}{{ '<|im_start|>' + role + '\\n' + content + '<|im_end|>\\n' }}{% endmacro %}
-{%- if tools %}{{ turn('system', 'Tools: ' + tools | map(attribute='function.name') | join(' ')) }}{% endif %}
-{%- for message in messages %}
-{%- set content = namespace(text=message.content or '') %}
-{%- for call in message.tool_calls or [] %}
-{%- set content.text = content.text + '<tool_call>\\n' + {'name': call.function.name, 'arguments':
-    call.function.arguments} | tojson + '\\n</tool_call>' %}
-{%- endfor %}
-{{- turn(message.role, content.text) }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 
 
 @pytest.fixture(scope='module')
@@ -84,24 +70,24 @@ class Commands:
             'INSPECT_LOG_DIR': str(place / 'logs'), 'INSPECT_LOG_FORMAT': 'json',
         }  # fmt: skip
 
-    def start(self, part, *changes):
-        """The process of the command of README that contains `part`, with (old, new) texts."""
+    def start(self, part):
+        """The process of the command of README that contains `part`."""
         (command,) = [line for line in COMMANDS if part in line]
-        for old, new in (*changes, *self._words.items()):
+        for old, new in self._words.items():
             command = command.replace(old, new)
         options = PIPES | {'cwd': self._place, 'env': self._environment, 'start_new_session': True}
         return subprocess.Popen(['bash', '-c', command], **options)
 
-    def run(self, part, *changes):
-        process = self.start(part, *changes)
+    def run(self, part):
+        process = self.start(part)
         out, err = process.communicate(timeout=300)
         assert process.returncode == 0, out[-3000:] + err[-3000:]
         return out
 
     @contextlib.contextmanager
-    def serving(self, *changes):
+    def serving(self):
         """Both servers of README."""
-        servers = [self.start('retrieval.server'), self.start('transformers serve', *changes)]
+        servers = [self.start('retrieval.server'), self.start('transformers serve')]
         try:
             for port in (self._search, self._policy):
                 wait_for(lambda port=port: is_up(port), *servers)
@@ -142,53 +128,3 @@ def test_a_policy_with_tags_is_asked_by_both(programs, place):
         )
     # One search finds the answers of one hop.
     assert re.search(r'exact_match\|↑ +\| +0\.5', table), table
-
-
-def test_a_policy_whose_tools_are_functions_calls_by_itself(programs, place):
-    memorise(place / 'called/policy')
-    (place / 'one.jsonl').write_text(json.dumps({'question': QUESTION, 'answers': [ANSWER]}))
-    commands = Commands(programs, place)
-    name = ('exported/solver', 'called/policy')
-    with commands.serving(name):
-        commands.run(
-            'inspect eval',
-            (' -T folder=$PWD/exported/solver', ''),
-            ('api-completions', 'api'),
-            ('questions.jsonl', 'one.jsonl'),
-            name,
-        )
-    log = logged(place)
-    (sample,) = log['samples']
-    roles = [message['role'] for message in sample['messages']]
-    assert roles == ['user', 'assistant', 'tool', 'assistant']
-    assert sample['messages'][1]['tool_calls'][0]['arguments'] == {'query_list': ['Ann']}
-    assert score(log) == 1.0
-
-
-def memorise(folder):
-    """Writes a policy that has learnt by heart one call and one answer, as messages of its template."""
-    torch = pytest.importorskip('torch', reason='PyTorch is not installed')
-    import transformers
-
-    start = ROOT / 'zeroplay_jax/mini/english/clean'
-    tokenizer = transformers.AutoTokenizer.from_pretrained(start)
-    model = transformers.AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32)
-    tokenizer.chat_template = TEMPLATE
-    function = {'name': 'search', 'arguments': {'query_list': ['Ann']}}
-    messages = [
-        {'role': 'user', 'content': f'Question: {QUESTION}'},
-        {'role': 'assistant', 'content': '', 'tool_calls': [{'function': function}]},
-        {'role': 'tool', 'content': 'No passage found.'},
-        {'role': 'assistant', 'content': f'<answer>{ANSWER}</answer>'},
-    ]
-    text = tokenizer.apply_chat_template(messages, tools=[{'function': function}], tokenize=False)
-    ids = tokenizer(text, return_tensors='pt')
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-    for _ in range(60):
-        loss = model(**ids, labels=ids['input_ids']).loss
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    assert loss < 0.1
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)

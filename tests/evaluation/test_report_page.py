@@ -56,14 +56,6 @@ def test_means_over_other_hop_counts_say_so(tmp_path, browser):
     assert browser.js(labels) == ['mean of 1, 2, 3', 'mean of 1, 2']
 
 
-def test_a_dot_stands_below_the_label_of_its_value(page, browser):
-    browser.open(page)
-    edge = 'document.querySelector("{}").getBoundingClientRect().{}'
-    for side in ('left', 'right'):
-        scale, plot = (browser.js(edge.format(of, side)) for of in ('.scale', '.range .axis'))
-        assert abs(scale - plot) < 2
-
-
 def test_a_run_that_trained_nothing_opens_with_a_banner(page, browser, tmp_path, open_run):
     browser.open(page)
     assert browser.js('document.getElementById("banner").children.length') == 0
@@ -146,15 +138,6 @@ def test_the_questions_open_with_more_hops_than_were_demonstrated(tmp_path, brow
     assert browser.js('$("pair-question").textContent') == '3 hops?'
 
 
-def test_one_run_is_titled_by_what_it_trained(page, both, browser):
-    browser.open(page)
-    title = browser.js('$("name").textContent')
-    assert title.startswith('drzero') and browser.js('document.title').startswith('drzero · ')
-    folder = browser.js('$("origin").textContent')
-    browser.open(both)
-    assert browser.js('$("name").textContent').startswith(f'{folder}, ')
-
-
 def test_passages_are_folded_until_a_key_or_a_search_opens_them(page, browser):
     browser.open(page + '#open=1')
     assert browser.js('document.querySelector("#detail .passages").open') is False
@@ -225,26 +208,6 @@ def test_the_pointer_shows_values_and_the_legend_hides_series(page, browser):
     )
     browser.js('document.querySelectorAll("#charts .u-legend")[1].rows[1].cells[0].click()')
     assert browser.js('plots[1].series.map((series) => series.show)') == [True, False, True]
-
-
-def test_tool_latency(tmp_path, browser, open_run):
-    rows = []
-    for i in range(3):
-        row = {'step': i, 'iteration': 0, 'phase': 'solver', 'tool_calls': 2 + i}
-        row |= {'tool_calls/search': 2.0, 'tool_calls/open': float(i)}
-        for j, name in enumerate(('tool_seconds/search', 'tool_seconds/open')):
-            row |= {f'{name}/p50': 0.1 + j + i, f'{name}/p95': 0.2 + j + i}
-        rows.append(row)
-    sample_run.write_lines(tmp_path / 'metrics.jsonl', rows)
-    open_run(tmp_path)
-    browser.js(OPEN_GROUPS)
-    browser.until('plots.length === 2')
-    calls, latency = browser.js(LEGENDS.format('#groups'))
-    assert [label for label, _ in calls] == ['all tools', 'open']
-    percentiles = ['open p50', 'open p95', 'search p50', 'search p95']
-    assert [label for label, _ in latency] == percentiles
-    constants = '[...document.querySelectorAll(".constants li")].map((x) => x.textContent)'
-    assert browser.js(constants) == ['Tool calls: search 2']
 
 
 def test_roles_are_lines_of_one_chart(tmp_path, browser, open_run):

@@ -2,12 +2,10 @@
 
 import csv
 import json
-import pathlib
 import shutil
 
 import numpy as np
 import pytest
-from run_records import write_record
 
 from zeroplay_jax import compare
 from zeroplay_jax.evaluation import results, statistics, tables
@@ -73,6 +71,10 @@ def test_several_samples_have_mean_best_and_vote():
     assert (means['samples'], means['vote']) == (0.75, 1.0)
     assert means['deviation'] == pytest.approx(mean['a'].deviation)
     assert result({'a': [1.0]}).kinds() == ['score']
+    # A server that did not answer the first question says nothing about the others.
+    failed = result({'a': [None, (1.0, 0.0)], 'b': [(0.0, 0.0), (0.0, 1.0)]})
+    assert failed.kinds() == one.kinds() and failed.figures('mean')['a'].mean == 0.5
+    assert results.compare(failed, one, 'mean')['a'][0] == 0.5 == means['samples'] - 0.25
 
 
 @pytest.fixture
@@ -121,61 +123,3 @@ def test_results_of_several_samples_are_compared_by_mean_best_and_vote(write, ca
     greedy = write('greedy', {'a': [1.0] * 8})
     assert compare.main([base, greedy]) == 2
     assert "temperature: 1.0 and 'same'" in capsys.readouterr().err
-
-
-@pytest.fixture
-def runs(tmp_path):
-    """The workdirs of a run that has ended and of one that has not, as arguments."""
-    ended, running = tmp_path / 'ended', tmp_path / 'running'
-    write_record(ended, {'seed': 0, 'solver': {'name': r'a_b|\\c', 'steps': 4}})
-    write_record(running, {'seed': 0, 'solver': {'name': '', 'steps': [8, 4]}})
-    for workdir, score in ((ended, 0.5), (running, 0.25)):
-        lines = [{'step': 0, 'iteration': 0, 'phase': 'evaluation', 'em/mean': 0.0}]
-        lines.append(lines[0] | {'step': 9, 'em/mean': score, 'f1/nq/mean': 0.75})
-        lines.append({'step': 10, 'iteration': 0, 'phase': 'solver'})
-        (workdir / 'metrics.jsonl').write_text('\n'.join(map(json.dumps, lines)))
-    summary = {'em_after': 0.5, 'ci95': {'after': [0.4, 0.6]}, 'difference': [0.5, 0.3, 0.7]}
-    (ended / 'summary.json').write_text(json.dumps(summary))
-    return [str(ended), str(running)]
-
-
-def test_runs_are_rows_with_what_differs_and_their_last_evaluation(runs, capsys):
-    assert compare.main([*runs, '--format=csv']) == 0
-    captured = capsys.readouterr()
-    header, ended, running = csv.reader(captured.out.splitlines())
-    assert header[:5] == ['', 'solver.name', 'solver.steps', 'step', 'em/mean']
-    assert ended[:7] == ['ended', r'a_b|\\c', '4', '9', '0.5', '0.4', '0.6']
-    assert running[:7] == ['running', '', '[8, 4]', '9', '0.25', '', '']
-    names = dict(zip(header, zip(ended, running, strict=True), strict=True))
-    assert names['f1/nq/mean'] == ('0.75', '0.75') and names['difference'] == ('0.5', '')
-    assert 'note: running: There is no summary.json' in captured.err
-    # The run that has ended goes on: its summary speaks of an earlier evaluation.
-    metrics = pathlib.Path(runs[0], 'metrics.jsonl')
-    before = metrics.read_text()
-    metrics.write_text(
-        before + '\n' + json.dumps({'step': 20, 'phase': 'evaluation', 'em/mean': 0.9})
-    )
-    assert compare.main([*runs, '--format=csv']) == 0
-    assert '0.9' in capsys.readouterr().out.splitlines()[1].split(',')
-    metrics.write_text(before)
-    forms = {}
-    for form in tables.FORMATS:
-        assert compare.main([*runs, f'--format={form}']) == 0
-        forms[form] = capsys.readouterr().out.splitlines()
-    assert forms['text'][1].split()[-3:] == ['+0.500', '[+0.300,', '+0.700]']
-    assert r'| a_b\|\\c | 4 |' in forms['markdown'][2]
-    assert r'ended & a\_b|\textbackslash{}\textbackslash{}c & 4 & 9 & 0.500' in forms['latex'][3]
-
-
-def test_what_cannot_be_a_table_of_runs_is_one_line(runs, write, capsys):
-    base = write('base', {'a': [1.0]})
-    cases = {
-        (*runs, base): 'base.json: is no workdir; give workdirs alone, or results alone',
-        (*runs, '--protocol=ssp'): '--protocol: is for results of evaluations',
-        (runs[0], runs[0]): 'ended is listed twice',
-        (str(pathlib.Path(runs[0]).parent),): 'contains none of summary.json, metrics.jsonl',
-    }
-    for arguments, problem in cases.items():
-        assert compare.main(list(arguments)) == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert problem in line

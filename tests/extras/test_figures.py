@@ -66,34 +66,6 @@ def test_a_line_has_the_values_of_the_log(tmp_path):
     assert lines['rubrics/mean'] == ([0, 4], [0.1, 0.3])
 
 
-def test_steps_are_those_that_train_the_role():
-    run = report_builder.read_run(RUNS / 'drzero', has_trajectories=False)
-    figure = {'metrics': ['*/reward_mean', 'em/mean']}
-    steps = {name: x for name, (x, _) in figures._lines_of_run(figure, run).items()}
-    # Of twelve steps four train each role, two in either iteration.
-    trained = [1, 2, 3, 4]
-    assert steps == {
-        'em/mean': [0, 4],
-        'proposer/reward_mean': trained,
-        'solver/reward_mean': trained,
-    }
-
-
-def test_figures_appear_whole_or_not_at_all(tmp_path, monkeypatch):
-    runs = report_builder.read_runs([RUNS / 'drzero'], has_trajectories=False)
-    svg, png = figures.write_figure('drzero3', runs, tmp_path / 'figure.svg')
-    before = svg.read_bytes(), png.read_bytes()
-
-    def fails(*_):
-        raise OSError('no space left on device')
-
-    monkeypatch.setattr('os.replace', fails)
-    with pytest.raises(OSError, match='no space'):
-        figures.write_figure('em', runs, svg)
-    assert (svg.read_bytes(), png.read_bytes()) == before
-    assert sorted(tmp_path.iterdir()) == [png, svg]
-
-
 def test_lines_of_several_runs_are_named(tmp_path):
     runs = report_builder.read_runs([RUNS / 'drzero', RUNS / 'piplay'])
     out, _ = figures.write_figure('drzero3', runs, tmp_path / 'figure.svg')

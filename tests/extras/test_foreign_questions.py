@@ -312,11 +312,3 @@ def test_a_text_of_json_is_the_answer_as_it_is_written(tmp_path):
     lines = [{'question': 'Which?', 'answer': answer} for answer in ('4.0', ['4.0'], 4.0)]
     loaded = files.questions(write(tmp_path / 'q.jsonl', *lines))
     assert [question.answers for question in loaded] == [('4.0',), ('4.0',), ('4', '4.0')]
-
-
-@pytest.mark.parametrize('answer', ['Puto', '3', 'A'])
-def test_the_text_of_a_choice_is_an_answer(answer, tmp_path):
-    path = write(
-        tmp_path / 'set.jsonl', {'question': 'Q', 'answer': answer, 'choices': ['Puto', '3', 'A']}
-    )
-    assert files.questions(path)[0].answers == (answer,)

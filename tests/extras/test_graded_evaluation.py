@@ -1,12 +1,10 @@
 """A graded evaluation from end to end: the built-in policy, the rule, and a judge at a server."""
 
 import json
-import threading
 
 import pytest
 from judge_server import JudgeServer
-from python_process import ROOT, config_flags, finish, kill, start_python
-from run_files import lines
+from python_process import ROOT
 
 from zeroplay_jax.configs import scope
 from zeroplay_jax.configuration.fields import frozen
@@ -35,7 +33,7 @@ def make_config(url):
     config.eval.update(file='', tasks='', questions=2)
     config.policy.path = str(ROOT / 'zeroplay_jax' / 'mini' / 'clean')
     config.sampler.slots = 8
-    config.second_judge.update(kind='endpoint', url=url, model='some')
+    config.judge.update(kind='endpoint', url=url, model='some')
     return config
 
 
@@ -46,7 +44,7 @@ def test_an_evaluation_that_is_continued_asks_only_what_is_missing(tmp_path, cap
     with JudgeServer() as server:
         config = make_config(server.url)
         estimate = evaluate(config, graded.Plan(str(path), folder, only_estimate=True))
-        assert set(estimate['judgements'].values()) == {rubrics} and not folder.exists()
+        assert estimate['judgements'] == rubrics and not folder.exists()
         assert not server.prompts
         part = evaluate(config, plan)
         assert '"rollouts": ' in capsys.readouterr().out
@@ -56,13 +54,15 @@ def test_an_evaluation_that_is_continued_asks_only_what_is_missing(tmp_path, cap
         # The server has another address now, and the judge is allowed fewer requests at once.
         config = make_config(server.url)
         config.judge.at_once = 2
-        result = evaluate(config, graded.Plan(str(path), folder))
+        evaluate(config, graded.Plan(str(path), folder))
         assert len(server.prompts) == rubrics - asked
+    config.judge.kind = 'rule'
+    result = evaluate(config, graded.Plan(str(path), folder))
     scores = {entry['task']: entry for entry in result['task_scores']}
-    assert list(scores) == '1 2 3 4 5 6'.split()
-    assert all(entry == scores[entry['task']] for entry in part['task_scores'])
+    assert list(scores) == '1 2 3 4 5 6'.split() and part['scored_tasks'] == 3
     assert result == json.loads((folder / 'results.json').read_text())
-    assert result['agreement']['items'] > 0 and result['judges']['judge']['rubrics_met'][0] > 0
+    (agreement,) = result['agreement'].values()
+    assert agreement['items'] > 0 and result['rubrics_met'][0] > 0
     page = (folder / 'results.md').read_text()
     assert 'Cohen' in page and '- turns, tokens per turn, tokens per observation: ' in page
 
@@ -71,7 +71,6 @@ def test_an_evaluation_that_is_continued_asks_only_what_is_missing(tmp_path, cap
         with pytest.raises(UserError, match=line):
             evaluate(config, plan)
 
-    config = make_config('http://127.0.0.1:9/v1')
     two_samples = graded.Plan(str(path), folder, samples=2)
     refused(r'evaluation.samples \(there 1, now 2\)', config, two_samples)
     foreign = tmp_path / 'foreign.jsonl'
@@ -80,46 +79,3 @@ def test_an_evaluation_that_is_continued_asks_only_what_is_missing(tmp_path, cap
     refused(r'foreign.jsonl, line 1: rubric 1 states .*kind=endpoint', config, other)
     path.write_text(path.read_text().replace('Describe', 'Please describe', 1))
     refused('another content of --sets: the file of tasks has other', config, plan)
-    config.second_judge.kind = 'rule'
-    refused(r'same judge as config.judge \(rule\)', config, plan)
-
-
-def command(tasks, folder, url):
-    words = f"""
-        -m zeroplay_jax.evaluate --config=configs/scope.py:mini --policy=zeroplay_jax/mini/clean --metric=rubrics
-        --sets={tasks} --workdir={folder} --config.second_judge.url={url}
-    """
-    fields = 'world.train=(0,4) world.evaluation=(0,2) second_judge.kind=endpoint judge.at_once=2'
-    return start_python(*words.split(), *config_flags(fields))
-
-
-@pytest.mark.long
-def test_a_killed_command_ends_as_if_it_had_not_been_killed(tmp_path):
-    path, whole, killed = tmp_path / 'tasks.jsonl', tmp_path / 'whole', tmp_path / 'killed'
-    rubrics = write_tasks(path)
-    with JudgeServer() as server:
-        printed, _ = finish(command(path, whole, server.url))
-        assert len(server.prompts) == rubrics and server.examples == 1
-    half, is_over = threading.Event(), threading.Event()
-
-    def pause(number):
-        # The reply to this request never arrives.
-        if number == rubrics // 2:
-            half.set()
-            is_over.wait()
-
-    with JudgeServer(pause) as server:
-        running = command(path, killed, server.url)
-        assert half.wait(timeout=120)
-        kill(running)
-        server.pause = lambda number: None
-        is_over.set()
-        before = lines(killed, 'grades.jsonl')
-        assert 0 < len(before) < 2 * rubrics and not (killed / 'results.json').exists()
-        resumed, _ = finish(command(path, killed, server.url))
-        # Two requests were in progress at most, and only these were asked again.
-        assert len(server.prompts) <= rubrics + 2
-    assert resumed.splitlines()[-1] == printed.splitlines()[-1]
-    for name in ('results.json', 'results.md', 'answers.jsonl', 'grades.jsonl'):
-        texts = [sorted((run / name).read_text().splitlines()) for run in (whole, killed)]
-        assert texts[0] == texts[1]

@@ -16,7 +16,6 @@ from zeroplay_jax.evaluation.answering import Answer
 from zeroplay_jax.extras.grading import graded, grading_results
 from zeroplay_jax.extras.grading.record import Grade, GradingRecord, Judgement, load_tasks
 from zeroplay_jax.rollout.prompts import Prompt
-from zeroplay_jax.selfplay import answers
 from zeroplay_jax.selfplay.judge import RuleJudge
 from zeroplay_jax.types import ToolCall, Turn, UserError
 
@@ -94,31 +93,24 @@ class StrictJudge(RuleJudge):
         return met and number % 5 > 0
 
 
-def named(name, judge):
-    return graded.NamedJudge(name, f'{name} key', judge.bound(None))
-
-
-def play_all(folder, tasks, context, judges, on_grades=lambda number: None, **options):
+def play_all(folder, tasks, context, judge, key='key', on_grades=lambda number: None, **options):
     folder.mkdir(exist_ok=True)
-    with GradingRecord(folder) as record:
-        judges = [named(name, judge) for name, judge in judges.items()]
-        graded.grade_tasks(
-            context, ASKS_SOLVER, tasks, judges, record, at_once=16, on_grades=on_grades, **options
-        )
-    with GradingRecord(folder) as record:
-        keys = {judge.name: judge.key for judge in judges}
-        return grading_results.results({}, 'tasks', tasks, keys, record, options.get('samples', 1))
+    record = GradingRecord(folder)
+    grader = graded.Grader(judge.bound(None), key, record, 16, on_grades)
+    graded.grade_tasks(context, ASKS_SOLVER, tasks, grader, **options)
+    record = GradingRecord(folder)
+    return grading_results.results({}, 'tasks', tasks, key, record, options.get('samples', 1))
 
 
-def make_judges():
-    return {'judge': RuleJudge(list, (1, 5)), 'second_judge': StrictJudge()}
+def rule():
+    return RuleJudge(list, (1, 5))
 
 
 def test_500_tasks_killed_twice_give_what_an_uninterrupted_evaluation_gives(tmp_path):
     tasks = write_tasks(tmp_path / 'tasks.jsonl', 500)
-    whole = play_all(tmp_path / 'whole', tasks, Context(), make_judges())
+    whole = play_all(tmp_path / 'whole', tasks, Context(), StrictJudge())
 
-    folder, context, judges = tmp_path / 'parts', Context(), make_judges()
+    folder, context, judge = tmp_path / 'parts', Context(), StrictJudge()
     done = []
 
     def stop_at(limit):
@@ -129,35 +121,37 @@ def test_500_tasks_killed_twice_give_what_an_uninterrupted_evaluation_gives(tmp_
 
         return on_grades
 
-    for limit in (400, 1500):
+    for limit in (200, 750):
         with pytest.raises(KeyboardInterrupt):
-            play_all(folder, tasks, context, judges, stop_at(limit))
+            play_all(folder, tasks, context, judge, on_grades=stop_at(limit))
         for name in ('answers.jsonl', 'grades.jsonl'):
             # A write that was cut off.
             with (folder / name).open('a', encoding='utf-8') as file:
                 file.write('{"task": "task 49')
-    played_before = context.played.total()
-    assert 0 < played_before <= 500
-    parts = play_all(folder, tasks, context, judges)
+    assert 0 < context.played.total() <= 500
+    parts = play_all(folder, tasks, context, judge)
     assert json.dumps(parts) == json.dumps(whole)
     assert grading_results.markdown(parts) == grading_results.markdown(whole)
     # The interrupt came after the grade was written and before it was counted: nothing was asked twice.
-    assert set(judges['second_judge'].asked.values()) == {1}
+    assert set(judge.asked.values()) == {1}
     assert context.played.total() <= 500 + 2 * 16 and set(context.played) == {
         t.question.text for t in tasks
     }
-    fresh = make_judges()
+    fresh = StrictJudge()
     again = play_all(folder, tasks, Context(), fresh)
-    assert again == whole and not fresh['second_judge'].asked, 'a finished evaluation asks nothing'
+    assert again == whole and not fresh.asked, 'a finished evaluation asks nothing'
 
     # 10 of 500 say nothing; the others know the mayor, 1/3 the river, 1/2 the country.
     assert whole['answers'] == {'given': 490, 'missing': 10, 'finish': {'answer': 500}}
-    first, second = whole['judges']['judge'], whole['judges']['second_judge']
-    assert first['rubrics_met'][0] == pytest.approx(0.98 * (1 + 1 / 3 + 1 / 2) / 3, abs=0.01)
-    assert sum(first['judgements'].values()) == sum(second['judgements'].values()) == 3 * 490
-    lost = second['judgements']['unread']
-    assert 40 < lost < 60 and first['judgements']['unread'] == 0
-    measured = whole['agreement']
+    lost = whole['judgements']['unread']
+    assert 40 < lost < 60 and not whole['agreement']
+    # Another judge grades the same answers.
+    context = Context()
+    other = play_all(folder, tasks, context, rule(), 'rule')
+    assert not context.played and other['judgements']['unread'] == 0
+    assert other['rubrics_met'][0] == pytest.approx(0.98 * (1 + 1 / 3 + 1 / 2) / 3, abs=0.01)
+    assert sum(other['judgements'].values()) == sum(whole['judgements'].values()) == 3 * 490
+    measured = other['agreement']['key']
     assert measured['items'] == 3 * 490 - lost and measured['table']['second_only'] == 0
     assert 0.5 < measured['kappa'] < 0.9
 
@@ -171,26 +165,24 @@ def test_verdicts_that_were_not_given_are_neither_met_nor_not_met(tmp_path):
         'a': [[yes, unread], [no, yes], [failed, unread], []],
         'b': [[no, no], [no, yes], [yes, yes], []],
     }
-    with GradingRecord(tmp_path) as record:
-        for task in tasks:
-            record.add_answers(task.id, (none if task.index == 3 else answer,))
-        for judge, grades_of_tasks in grades.items():
-            for task, verdicts in zip(tasks, grades_of_tasks, strict=True):
-                for number, grade in enumerate(verdicts):
-                    record.add_grade(Judgement(judge, task.id, 0, number), grade)
-    with GradingRecord(tmp_path) as record:
-        result = grading_results.results(
-            {}, 'tasks', tasks, {'judge': 'a', 'second_judge': 'b'}, record, 1
-        )
+    record = GradingRecord(tmp_path)
+    for task in tasks:
+        record.add_answers(task.id, (none if task.index == 3 else answer,))
+    for judge, grades_of_tasks in grades.items():
+        for task, verdicts in zip(tasks, grades_of_tasks, strict=True):
+            for number, grade in enumerate(verdicts):
+                record.add_grade(Judgement(judge, task.id, 0, number), grade)
+    record = GradingRecord(tmp_path)
+    result, other = (
+        grading_results.results({}, 'tasks', tasks, key, record, 1) for key in ('a', 'b')
+    )
     # Of task 2 the first judge graded nothing: it has no score. The answer that is missing has 0.
-    assert [entry['judge'] for entry in result['task_scores']] == [1.0, 0.5, None, 0.0]
-    assert [entry['second_judge'] for entry in result['task_scores']] == [0.0, 0.5, 1.0, 0.0]
-    first = result['judges']['judge']
-    assert first['rubrics_met'][0] == 0.5 and first['scored_tasks'] == 3
-    assert first['judgements'] == {'met': 2, 'not_met': 1, 'unread': 2, 'failed': 1}
+    assert [entry['score'] for entry in result['task_scores']] == [1.0, 0.5, None, 0.0]
+    assert [entry['score'] for entry in other['task_scores']] == [0.0, 0.5, 1.0, 0.0]
+    assert result['rubrics_met'][0] == 0.5 and result['scored_tasks'] == 3
+    assert result['judgements'] == {'met': 2, 'not_met': 1, 'unread': 2, 'failed': 1}
     assert result['answers'] == {'given': 3, 'missing': 1, 'finish': {'answer': 3, 'turns': 1}}
     # Of the second judge's scores only three have a counterpart.
-    other = grading_results.results({}, 'tasks', tasks, {'judge': 'b'}, record, 1)
     sides = []
     for number, one in enumerate((result, other)):
         path = tmp_path / f'{number}.json'
@@ -198,14 +190,10 @@ def test_verdicts_that_were_not_given_are_neither_met_nor_not_met(tmp_path):
         sides.append(results.Results.read(path))
     assert results.compare(*sides)['tasks'][0] == pytest.approx((-1 + 0 + 0) / 3)
     assert result['sets']['tasks']['mean']['searches'] == 1.25
-    assert result['agreement']['table'] == {
-        'both_met': 1,
-        'first_only': 1,
-        'second_only': 0,
-        'neither': 1,
-    }
+    table = {'both_met': 1, 'first_only': 1, 'second_only': 0, 'neither': 1}
+    assert result['agreement']['b']['table'] == table
     page = grading_results.markdown(result)
-    assert '| `judge`: a | 0.500 [' in page and '| 3 | 2 | 1 | 2 | 1 |' in page
+    assert '| a | 0.500 [' in page and '| 3 | 2 | 1 | 2 | 1 |' in page
     assert '3 rubrics of 2 tasks have a verdict of both.' in page
 
 
@@ -232,20 +220,18 @@ def test_a_judge_without_verdicts_stops_the_evaluation_early(tmp_path, kind, fix
     with pytest.raises(
         UserError, match=f'config.judge: 20 of 20 judgements.*Sorry.*{fix}'
     ) as error:
-        play_all(tmp_path / 'run', tasks, Context(), {'judge': judge})
+        play_all(tmp_path / 'run', tasks, Context(), judge)
     assert '\n' not in str(error.value) and judge.asked['all'] < 100
     repaired = StrictJudge()
     if kind == 'failed':
-        result = play_all(tmp_path / 'run', tasks, Context(), {'judge': repaired})
-        assert (
-            len(repaired.asked) == 3 * 98 and result['judges']['judge']['judgements']['failed'] == 0
-        )
+        result = play_all(tmp_path / 'run', tasks, Context(), repaired)
+        assert len(repaired.asked) == 3 * 98 and result['judgements']['failed'] == 0
         return
     # A reply that could not be read is a reply: it stays until it is removed.
     with pytest.raises(UserError, match='could not be read'):
-        play_all(tmp_path / 'run', tasks, Context(), {'judge': repaired})
+        play_all(tmp_path / 'run', tasks, Context(), repaired)
     (tmp_path / 'run' / 'grades.jsonl').unlink()
-    play_all(tmp_path / 'run', tasks, Context(), {'judge': repaired})
+    play_all(tmp_path / 'run', tasks, Context(), repaired)
     assert len(repaired.asked) == 3 * 98
 
 
@@ -261,12 +247,12 @@ def test_answers_after_failed_tool_calls_are_recorded_only_if_these_are_rare(tmp
 
     folder = tmp_path / 'run'
     with pytest.raises(UserError, match='20 of 40'):
-        play_all(folder, tasks, context(), make_judges(), samples=2, check_tools=refuse)
-    with GradingRecord(folder) as record:
-        assert set(record.answers) == {task.id for task in tasks[20:]}
-    result = play_all(folder, tasks, context(), make_judges(), samples=2)
+        play_all(folder, tasks, context(), rule(), samples=2, check_tools=refuse)
+    record = GradingRecord(folder)
+    assert set(record.answers) == {task.id for task in tasks[20:]}
+    result = play_all(folder, tasks, context(), rule(), samples=2)
     assert result['answers']['given'] == 2 * 39
-    assert sum(result['judges']['judge']['judgements'].values()) == 2 * 39 * 3
+    assert sum(result['judgements'].values()) == 2 * 39 * 3
 
 
 def test_an_unusable_line_is_named(tmp_path):
@@ -321,13 +307,14 @@ def test_a_damaged_line_of_the_record_is_named(tmp_path):
 
 def test_the_estimate_counts_what_is_not_recorded(tmp_path):
     tasks = write_tasks(tmp_path / 'tasks.jsonl', 3)
-    with GradingRecord(tmp_path) as record:
-        record.add_answers('task 0', (Answer('It is.', 'answer', 1, 0.0, 9),))
-        record.add_answers('task 1', (Answer(None, 'turns', 1, 0.0, 9),))
-        record.add_grade(Judgement('key', 'task 0', 0, 2), Grade(True))
-        estimate = graded.estimate(tasks, ['key', 'other'], record, 1)
+    record = GradingRecord(tmp_path)
+    record.add_answers('task 0', (Answer('It is.', 'answer', 1, 0.0, 9),))
+    record.add_answers('task 1', (Answer(None, 'turns', 1, 0.0, 9),))
+    record.add_grade(Judgement('key', 'task 0', 0, 2), Grade(True))
+    estimates = [graded.estimate(tasks, key, record, 1) for key in ('key', 'other')]
     # Two judgements of the recorded answer, none of the missing one, three of an answer that is to come.
-    assert estimate == {'tasks': 3, 'rollouts': 1, 'judgements': {'key': 5, 'other': 6}}
+    expected = {'tasks': 3, 'rollouts': 1}
+    assert estimates == [expected | {'judgements': number} for number in (5, 6)]
 
 
 def test_rubrics_count_by_their_weights(tmp_path):
@@ -338,12 +325,5 @@ def test_rubrics_count_by_their_weights(tmp_path):
     path.write_text(json.dumps({'task': 'Describe City0.', 'rubrics': rubrics}), encoding='utf-8')
     tasks = load_tasks(str(path))
     # River and mayor are met: (3 - 1) / (3 + 5).
-    results = play_all(tmp_path / 'run', tasks, Context(), {'rule': RuleJudge(list, (1, 5))})
-    assert results['task_scores'] == [{'task': '1', 'rule': 0.25}]
-    (question,) = [task.question for task in tasks]
-
-    async def graded():
-        context = types.SimpleNamespace(judge=RuleJudge(list, (1, 5)))
-        return await answers.grade(context, (0,), question, answer_to('Describe City0.'))
-
-    assert asyncio.run(graded()) == 0.25
+    results = play_all(tmp_path / 'run', tasks, Context(), rule())
+    assert results['task_scores'] == [{'task': '1', 'score': 0.25}]

@@ -142,5 +142,5 @@ def test_base_meets_some_rubrics_of_held_out_tasks():
     config.eval.update(questions=12, hops=(1, 2, 3, 4))
     run = build.build(config)
     run.publish_weights(['solver'])
-    _, rows = answering.evaluate(run.evaluation, list(run.library.open_tasks), 0, ASKS_SOLVER)
+    rows = answering.evaluate(run.evaluation, list(run.library.open_tasks), 0, ASKS_SOLVER)
     assert 0.2 <= np.mean([row.reward for row in rows]) <= 0.65

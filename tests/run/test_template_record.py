@@ -5,7 +5,8 @@ import datetime
 import pytest
 
 from zeroplay_jax.configs import drzero
-from zeroplay_jax.evaluation.results import Results, SetResults, result_settings
+from zeroplay_jax.evaluation.answering import result_settings
+from zeroplay_jax.evaluation.results import Results, SetResults
 from zeroplay_jax.run import run_folder
 from zeroplay_jax.runtime import record
 

@@ -191,8 +191,8 @@ def test_a_role_without_tools_can_be_evaluated(run):
     evaluation = dataclasses.replace(context.evaluation, prompts=prompts)
     recipe = Recipe({}, None)
     recipe.evaluated_role = 'critic'
-    correct, rows = evaluate(evaluation, context.library.questions, 5, recipe)
-    assert correct[1].shape == (2,) and {row.role for row in rows} == {'critic'}
+    rows = evaluate(evaluation, context.library.questions, 5, recipe)
+    assert len(rows) == 2 and {row.role for row in rows} == {'critic'}
     assert all(len(row.trajectory.turns) == 1 for row in rows)
     assert not any(row.trajectory.valid_calls for row in rows)
 

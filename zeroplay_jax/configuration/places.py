@@ -438,9 +438,6 @@ def addresses(config: Config, recipe: type[Recipe]) -> Iterator[Problem]:
     if config.judge.kind == 'endpoint':
         example, key = 'http://127.0.0.1:8001/v1', 'set OPENAI_API_KEY instead'
         yield from _address('judge.url', config.judge.url, example, key)
-    if config.second_judge.kind == 'endpoint':
-        example, key = 'http://127.0.0.1:8002/v1', 'set SECOND_JUDGE_API_KEY instead'
-        yield from _address('second_judge.url', config.second_judge.url, example, key)
     if config.retrieval.kind == 'http':
         tunnel = 'give an address without one, such as that of a tunnel'
         yield from _address('retrieval.url', config.retrieval.url, 'http://127.0.0.1:8000', tunnel)

@@ -6,7 +6,6 @@ import contextlib
 import json
 import math
 import re
-from collections.abc import Iterator
 from typing import Any
 
 from zeroplay_jax.objectives.answers import normalize_answer
@@ -121,10 +120,10 @@ def is_unanswerable(record: Json) -> bool:
         value = record.get(name)
         if value is None:
             continue
-        truth_value = _TRUTH_VALUES.get(str(value).strip().lower())
-        if truth_value is None:
+        truth = _truth(value)
+        if truth is None:
             raise ValueError(f'"{name}" is {str(value)[:60]!r}, not true or false')
-        if truth_value == value_without:
+        if truth == value_without:
             return True
     name = next((name for name in ANSWER_FIELDS if record.get(name) is not None), '')
     answers = _read(record.get(name))
@@ -158,7 +157,7 @@ def accepted_answers(record: Json) -> list[str]:
       ValueError: there is no answer, one is empty or of another type, or another field has other answers.
     """
     # Logs of other policies. "correct" may be the answer itself.
-    if _is_false(record.get('is_correct')):
+    if _truth(record.get('is_correct')) is False:
         raise ValueError('"is_correct" says that its answer is wrong; leave the line out')
     # Columns of a table have null where a line has nothing.
     stated = [name for name in ANSWER_FIELDS if record.get(name) is not None]
@@ -206,34 +205,32 @@ def _check_agreement(record: Json, answers: list[str], name: str, other: str) ->
 
 def _check_choices(record: Json, answers: list[str], name: str) -> None:
     """Raises ValueError if an answer names one of the question's choices by number or letter and is not its text."""
-    for field, choices in _choices_of(record):
-        if isinstance(choices, dict):
-            # ARC has {"text": […], "label": […]}, others {"A": …, "B": …}.
-            choices = choices.get('text', list(choices.values()))
-        items = choices if isinstance(choices, list) else [choices]
-        # Of choices that are objects the label alone is a name.
-        texts = [
-            str(item.get('text') if isinstance(item, dict) else item).strip() for item in items
-        ]
-        for answer in answers:
-            if _NAME_OF_CHOICE.fullmatch(answer.strip()) and answer.strip() not in texts:
-                raise ValueError(
-                    f'"{name}" is {answer!r}, which names one of "{field}"; write the text of that choice'
-                )
-
-
-def _choices_of(record: Json) -> Iterator[tuple[str, Any]]:
-    """Yields (name of the field or fields, choices) of a question."""
-    further_fields = [_read(record.get(name)) for name in _FURTHER_FIELDS]
+    further_fields = [_read(record.get(field)) for field in _FURTHER_FIELDS]
     for fields in (record, *further_fields):
         if not isinstance(fields, dict):
             continue
-        for name in _CHOICES:
-            if fields.get(name):
-                yield name, _read(fields[name])
-        names = [name for name in fields if _ONE_CHOICE.fullmatch(name)]
-        if len(names) > 1:
-            yield ', '.join(names), [fields[name] for name in names]
+        choices_of = {field: _read(fields[field]) for field in _CHOICES if fields.get(field)}
+        single = [field for field in fields if _ONE_CHOICE.fullmatch(field)]
+        if len(single) > 1:
+            choices_of[', '.join(single)] = [fields[field] for field in single]
+        for field, choices in choices_of.items():
+            if isinstance(choices, dict):
+                # ARC has {"text": […], "label": […]}, others {"A": …, "B": …}.
+                choices = choices.get('text', list(choices.values()))
+            # Of choices that are objects the label alone is a name.
+            texts = {
+                str(item.get('text') if isinstance(item, dict) else item).strip()
+                for item in _listed(choices)
+            }
+            for answer in map(str.strip, answers):
+                if _NAME_OF_CHOICE.fullmatch(answer) and answer not in texts:
+                    raise ValueError(
+                        f'"{name}" is {answer!r}, which names one of "{field}"; write the text of that choice'
+                    )
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _texts_of(value: Any, name: str) -> list[str]:
@@ -288,15 +285,15 @@ def _marked_right(value: Json, field: str) -> Any:
     Raises:
       _MarkedWrong: nothing is left.
     """
-    items = _read(value[field])
-    is_list = isinstance(items, list)
-    items = items if is_list else [value[field]]
+    read = _read(value[field])
+    is_list = isinstance(read, list)
+    items = read if is_list else [value[field]]
     for mark in _RIGHT_MARKS:
         # A single number beside a list says which item is meant.
         marks = value.get(mark) if is_list else [value.get(mark)]
         if not isinstance(marks, list) or len(marks) != len(items):
             continue
-        right = [item for item, is_right in zip(items, marks) if not _is_false(is_right)]
+        right = [item for item, is_right in zip(items, marks) if _truth(is_right) is not False]
         if items and not right:
             raise _MarkedWrong('all answers are marked wrong; leave the line out')
         if len(right) < len(items):
@@ -304,9 +301,9 @@ def _marked_right(value: Json, field: str) -> Any:
     return value[field]
 
 
-def _is_false(mark: Any) -> bool:
-    """Returns whether a field of a truth value is false; null and other values are not."""
-    return _TRUTH_VALUES.get(str(mark).strip().lower()) is False
+def _truth(mark: Any) -> bool | None:
+    """Returns the truth value in a field, also as a text or number; None for null and other values."""
+    return _TRUTH_VALUES.get(str(mark).strip().lower())
 
 
 def _inner_fields(value: Json) -> list[str]:
@@ -318,7 +315,7 @@ def _possible_aliases(value: Any) -> list[str]:
     """Returns the texts of a field that may have aliases; other values in it are left out."""
     value = _read(value)
     aliases = []
-    for item in value if isinstance(value, list) else [value]:
+    for item in _listed(value):
         is_alias = is_text(item) and not is_missing(item) and _RESULT_MARK not in item
         if is_alias and item.strip().lower() not in _NO_ALIAS:
             aliases.append(item)

@@ -36,6 +36,8 @@ from zeroplay_jax.types import Json, Question, UserError
 
 T = TypeVar('T')
 
+# Public sets, on which Search-R1 and its successors evaluate (FlashRAG; Jin et al. 2024, arXiv:2405.13576).
+COLLECTION = 'hf://RUC-NLPIR/FlashRAG_datasets'
 # Public name → the split that papers report. MuSiQue, HotpotQA and 2Wiki have no public test answers.
 PUBLIC = {
     'nq': 'test',
@@ -51,8 +53,6 @@ WRITTEN = {'browsecomp-plus': 'data/browsecomp_plus_decrypted.jsonl'}
 # Provenance fields of a line, which a run writes into its logs: name of the source file or corpus, line number there,
 # id of the passage.
 PROVENANCE = ('source', 'line', 'document_id')
-# Characters of a wrong value that an error quotes.
-_QUOTED_CHARACTERS = 60
 # Fields that a policy is asked.
 _ASKED = ('question', 'task')
 # Required field → its name in sets that lack it (BrowseComp-Plus).
@@ -197,11 +197,7 @@ def write_lines(path: pathlib.Path, lines: Iterable[Json]) -> None:
 
 def provenance(record: Json) -> dict[str, Any]:
     """Returns the provenance fields of a line; {} in files that `zeroplay_jax.extras.inputs` did not write."""
-    fields = {}
-    for name in PROVENANCE:
-        if name in record:
-            fields[name] = record[name]
-    return fields
+    return {name: record[name] for name in PROVENANCE if name in record}
 
 
 def questions(path: str) -> list[Question]:
@@ -312,6 +308,39 @@ def _rubric(item: Any) -> Json:
     return {'text': rubric['text'], 'priority': 'important'} | rubric
 
 
+def load_set(name: str, limit: int = 0, seed: int = 0, rubrics: bool = False) -> list[Question]:
+    """Returns the questions of a file or a public set, which is downloaded; with `rubrics` the open tasks of a file.
+
+    Args:
+      name: path of a file, or a key of `PUBLIC` or `WRITTEN`.
+      limit: number of questions drawn from the set; 0: all.
+      seed: seed of the draw.
+      rubrics: whether the file holds open tasks.
+
+    Raises:
+      UserError: neither a file nor a public name; an unusable line; no connection.
+    """
+    read = open_tasks if rubrics else questions
+    items = read(path_of_set(name))
+    return sample(items, limit or len(items), seed)
+
+
+def path_of_set(name: str) -> str:
+    """Returns the path of a set's file: `name` itself, or the downloaded file of a public name.
+
+    Raises:
+      UserError: neither a file nor a public name; no connection.
+    """
+    if pathlib.Path(name).is_file():
+        return name
+    check_set(name)
+    if name in WRITTEN:
+        return WRITTEN[name]
+    if not downloads.is_name(name):
+        name = f'{COLLECTION}/{name}/{PUBLIC[name]}.jsonl'
+    return downloads.fetch_file(name)
+
+
 def check_set(name: str, allow_public: bool = True) -> None:
     """Raises UserError (one line) for a question set that is neither a file nor, if allowed, a public name."""
     # A file takes precedence over a public set of the same name.
@@ -379,12 +408,9 @@ def _check_link(path: str, number: int, link: Any, text: str) -> None:
     """Raises UserError unless a link is a name in the text of its document."""
     if isinstance(link, str) and prompts.has_link(text, link):
         return
-    value = repr(link)
-    if len(value) > _QUOTED_CHARACTERS:
-        value = value[:_QUOTED_CHARACTERS] + '…'
     raise UserError(
-        f'{path}, line {number}: "link" is {value}; give a name that occurs in "text" as whole words, letter for '
-        'letter, or leave "link" out'
+        f'{path}, line {number}: "link" is {repr(link)[:60]}; give a name that occurs in "text" as whole words, letter '
+        'for letter, or leave "link" out'
     )
 
 
@@ -394,14 +420,10 @@ def held_out_passages(path: str) -> HeldOutPassages:
     Raises:
       UserError: an unusable line.
     """
-    ids = set()
-    titles = set()
-    for _, record in numbered_lines(path, 'document_id', answered=False):
-        ids.add(record['document_id'])
-        title = record.get('title')
-        if isinstance(title, str) and title:
-            titles.add(title)
-    return HeldOutPassages(frozenset(ids), frozenset(titles))
+    records = read_lines(path, 'document_id', answered=False)
+    ids = frozenset(record['document_id'] for record in records)
+    titles = [record.get('title') for record in records]
+    return HeldOutPassages(ids, frozenset(one for one in titles if one and isinstance(one, str)))
 
 
 def hops(path: str, number: int, record: Json) -> int:

@@ -13,21 +13,26 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import pathlib
 import re
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from absl import logging
-from jaxtyping import Bool
+from jaxtyping import Float64
 
 from zeroplay_jax.evaluation import statistics
 from zeroplay_jax.evaluation.results import Answered
 from zeroplay_jax.objectives.answers import normalize_answer
+from zeroplay_jax.rollout.call_syntax import syntax_for
 from zeroplay_jax.rollout.requests import Request
+from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.selfplay.answers import final_answer, prompt_fields, score
 from zeroplay_jax.selfplay.context import Role, RolloutContext
 from zeroplay_jax.selfplay.recipe import Recipe, asks_once
+from zeroplay_jax.settings.kinds import is_server, prompts_name
+from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.types import (
     PROMPT,
     Outcome,
@@ -202,8 +207,8 @@ def evaluate(
     recipe: Recipe,
     on_answer: Callable[[], None] = do_nothing,
     metric: str = 'none',
-) -> tuple[dict[int, Bool[np.ndarray, ' questions']], list[Row]]:
-    """Returns the exact match of a greedy answer per question, and the rollouts; open tasks are graded by a judge.
+) -> list[Row]:
+    """Returns a row per question with its greedy answer and the exact match of it; open tasks are graded by a judge.
 
     With several processes all must call this.
 
@@ -216,10 +221,10 @@ def evaluate(
       metric: `config.eval.metric`, a further score of the answers to questions; 'none': no other.
 
     Returns:
-      correct: hop count (0: unknown) → bool [N], in the order of the questions; without the open tasks.
-      rows: one rollout per entry of `questions`, in their order. The reward is 1 or 0; of an open task the share
-        of its rubrics that are met (SCOPE eq. 1), or 0 with drop 'ungraded' where the judge graded too few. `parts`
-        has the score by `metric` under the name of the metric.
+      One rollout per entry of `questions`, in their order; `group` is its hop count (0: unknown). The reward is 1 or 0,
+      in `parts` 'exact_match'; of an open task the share of its rubrics that are met (SCOPE eq. 1), 'rubrics', or 0
+      with drop 'ungraded' where the judge graded too few. `parts` has the score by `metric` under the name of the
+      metric.
 
     Raises:
       UserError: a question is longer than `rollout.prompt_tokens`.
@@ -230,14 +235,13 @@ def evaluate(
         episodes[identity] = functools.partial(_row_of, context, recipe, identity, question, metric)
     outcomes = context.run_episodes(episodes, on_answer)
     # Each question has one rollout, so each outcome has one row; all processes have them in the order of the questions.
-    rows = [outcome.rows[0] for outcome in outcomes]
-    # Open tasks have grades between 0 and 1, which must not enter the exact match.
-    answers = [
-        row for row, question in zip(rows, questions, strict=True) if not question.is_open_task
-    ]
-    # Metrics and tables list the hop counts in ascending order, whatever the order of a file.
-    correct = statistics.by_hop([row.group for row in answers], [row.reward > 0 for row in answers])
-    return correct, rows
+    return [outcome.rows[0] for outcome in outcomes]
+
+
+def scores_by_hop(rows: Sequence[Row], part: str) -> dict[int, Float64[np.ndarray, ' questions']]:
+    """Returns hop count → scores of the rows of `evaluate` that have such a part, such as 'exact_match', ascending."""
+    scored = [row for row in rows if part in row.parts]
+    return statistics.by_hop([row.group for row in scored], [row.parts[part] for row in scored])
 
 
 async def _row_of(
@@ -404,26 +408,19 @@ async def _answer_after(
     return dataclasses.replace(last, turns=(*before, *last.turns))
 
 
-# ---- baselines without training --------------------------------------------------------------------
-
-
 class _Baseline:
     """Asks questions in one of the ways of the module but search: the role has no tools, and a turn for each prompt."""
 
     def __init__(self, context: RolloutContext, role: str, way: str, temperature: float | None):
-        self._role, self._temperature = role, temperature
+        self._role, self._way, self._temperature = role, way, temperature
         player = context.roles[role]
         env = self._env = player.env
-        prompt_tokens = player.prompt_tokens
-        self._way = way
-        most = max(1, env.limits.max_turns - 1)
-        self._most_searches = {'direct': 0, 'retrieve': 1}.get(way, most)
-        if self._most_searches:
+        self._weights, prompt_tokens = player.weights, player.prompt_tokens
+        if way != 'direct':
             if 'search' not in env.tools:
                 raise UserError(
                     f'--answering={way}: role {role} cannot search; add search to config.tools.names'
                 )
-            self._weights = player.weights
             # Passages are part of the prompt, which the slot limits.
             pool = context.scheduler.pools.get(player.weights)
             # A policy at a server has none.
@@ -441,16 +438,17 @@ class _Baseline:
     async def answer(self, identity: tuple[int, ...], question: Question) -> Answer:
         """Returns an answer, after at most as many searches as the policy may call."""
         queries: list[str] = []
-        passages = []
-        query = question.text
-        while query and len(queries) < self._most_searches:
+        passages: list[str] = []
+        query = '' if self._way == 'direct' else question.text
+        while query and len(queries) < max(1, self._env.limits.max_turns - 1):
             queries.append(query)
-            texts = await self._passages((*identity, len(queries)), query)
+            step = (*identity, len(queries))
+            texts = await self._passages(step, query)
             passages += texts
             # A failed search is the last one.
             if not texts or self._way == 'retrieve':
                 break
-            step, thoughts = (*identity, len(queries)), ' '.join(queries[1:])
+            thoughts = ' '.join(queries[1:])
             turn = await self._read(
                 'answer.interleave', step, question, passages, thoughts=thoughts
             )
@@ -503,3 +501,44 @@ def _first_sentence(trajectory: Trajectory) -> str:
     """Returns the first sentence of the last turn, without tags; '' without a turn."""
     text = ' '.join(turn.text for turn in trajectory.turns)
     return _SENTENCE_END.split(_TAG.sub('', text).strip(), 1)[0].strip()
+
+
+def result_settings(
+    config: Config, policy: str, retrieval: str, template: Mapping[str, str], **measured: Any
+) -> dict[str, Any]:
+    """Returns the settings of a result; `compare` requires those of `SETTINGS` to be equal.
+
+    Args:
+      policy: the checkpoint folder; the run that exported it is a setting, too.
+      retrieval: description of the searched corpus (`Library.about`).
+      template: what was chosen for the chat template (`role_environment.template_record`); left out if nothing was.
+      measured: metric, samples, limit, judge ('' for a metric without one) and temperature, which is left out if it is
+        None or 0.
+    """
+    # With search alone only the syntax is written, so that results of versions without other tools stay comparable.
+    tools = syntax_for(config).name
+    if tuple(config.tools.names) != ('search',):
+        tools = ' '.join([tools, *config.tools.names])
+    rollout = config.rollout
+    tokens = [rollout.max_turns, rollout.turn_tokens, rollout.observation_tokens]
+    # Left out where there is none.
+    if rollout.response_tokens:
+        tokens.append(rollout.response_tokens)
+    chosen: dict[str, Any] = {'template': dict(template)} if template else {}
+    exporter = run_record.check_export(pathlib.Path(policy))
+    if exporter:
+        chosen[run_record.HASH_FIELD] = exporter
+    # 0 is what one sample has without it.
+    if not measured.get('temperature'):
+        measured.pop('temperature', None)
+    of_config = {
+        'top_k': config.tools.top_k,
+        'prompts': prompts_name(config.prompts),
+        'tools': tools,
+        'tokens': tokens,
+        # That of a server's model is not known.
+        'context': 0 if is_server(config.policy.path) else config.sampler.context,
+    }
+    return (
+        chosen | {'policy': policy, 'answerer': '', 'retrieval': retrieval} | of_config | measured
+    )

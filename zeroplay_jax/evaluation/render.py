@@ -103,30 +103,14 @@ class Printer:
         self._print(kind, ' '.join(text.split()), kind if label is None else label)
 
     def result(self, call: ToolCall) -> None:
-        """Prints the error, the passages or the text of a call."""
+        """Prints the error, a line per passage of a search, or the text of a call."""
         if call.error is not None:
             self.line('error', call.text)
-        elif call.tool == 'search' and call.documents:
-            self._print_passages(call)
-        else:
+            return
+        if call.tool != 'search' or not call.documents:
             for line in filter(str.strip, call.text.splitlines()):
                 self.line('result', line, label='')
-
-    def _print_call(self, call: ToolCall) -> None:
-        """Prints a line per search query, or one line with the arguments of another tool."""
-        arguments = call.arguments or {}
-        if call.tool == 'search' and call.queries:
-            for query in call.queries:
-                self.line('call', query, label='search')
             return
-        # A single text reads better without JSON around it.
-        values = list(arguments.values())
-        is_single_text = len(values) == 1 and isinstance(values[0], str)
-        text = values[0] if is_single_text else json.dumps(arguments, ensure_ascii=False)
-        self.line('call', text, label=call.tool)
-
-    def _print_passages(self, call: ToolCall) -> None:
-        """Prints a line per passage of a search."""
         for number, passages in enumerate(call.documents, 1):
             # Searches are numbered only if the call has several queries.
             if len(call.documents) > 1:
@@ -136,6 +120,16 @@ class Printer:
                 self.line('result', text, label=f'  [{rank}]')
             if not passages:
                 self.line('result', 'no passage found', label='')
+
+    def _print_call(self, call: ToolCall) -> None:
+        """Prints a line per search query, or one line with the arguments of another tool."""
+        values = list((call.arguments or {}).values())
+        texts = call.queries if call.tool == 'search' else ()
+        # A single text reads better without JSON around it.
+        if not texts and len(values) == 1 and isinstance(values[0], str):
+            texts = values
+        for text in texts or [json.dumps(call.arguments or {}, ensure_ascii=False)]:
+            self.line('call', text, label=call.tool)
 
     def _print(self, kind: str, text: str, label: str) -> None:
         """Prints text behind a label, with control characters escaped and further lines indented."""

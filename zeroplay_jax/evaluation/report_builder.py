@@ -22,7 +22,6 @@ from typing import Any
 import jinja2
 
 from zeroplay_jax.evaluation import statistics
-from zeroplay_jax.extras import EXTRAS, load_extra
 from zeroplay_jax.retrieval import downloads, json_text
 from zeroplay_jax.runtime.disk import write_text
 from zeroplay_jax.runtime.record import FILE_NAME, HASH_FIELD, check_hash
@@ -43,7 +42,6 @@ SCRIPTS = (
     'reader.js',
     'pairs.js',
     'config.js',
-    'live.js',
 )
 REQUIRED_FIELDS = {
     'metrics.jsonl': {'step': int, 'phase': str},
@@ -75,8 +73,7 @@ def write_report(
       UserError: a workdir does not exist, contains no run or is listed twice, or `out` cannot be written.
     """
     workdirs = list(map(Path, (workdir, *others)))
-    folder = workdirs[0].parent if workdirs[0].is_file() else workdirs[0]
-    target = output_path(out, '.html') or folder / 'report.html'
+    target = output_path(out, '.html') or workdirs[0] / 'report.html'
     write_text(target, render(read_runs(workdirs)))
     return target
 
@@ -117,7 +114,6 @@ def read_run(workdir: Path, has_trajectories: bool = True) -> dict[str, Any]:
       'trajectories': list of objects, whose segments are [source, index into 'texts'];
       'texts': list of distinct strings, because prompts and documents recur;
       'alarms': sentences about alarms of the run;
-      'documents': number of ATIF documents, if the place has those instead of a run;
       'notes': sentences about missing or damaged files;
       'written': day of the last metrics, or ''.
 
@@ -129,10 +125,7 @@ def read_run(workdir: Path, has_trajectories: bool = True) -> dict[str, Any]:
             f'{workdir}: no such folder; pass the workdir of a run, for example runs/quickstart'
         )
     if not any((workdir / name).is_file() for name in RUN_FILES):
-        documents = load_extra('atif').paths(workdir) if 'atif' in EXTRAS else []
-        if documents:
-            return _read_documents(workdir, documents)
-        fix = 'pass the workdir of a run, or ATIF documents'
+        fix = 'pass the workdir of a run'
         # The workdir of `make quickstart CORPUS=…` contains that of its run.
         if (workdir / 'run').is_dir():
             fix += f', for example {workdir / "run"}'
@@ -166,7 +159,7 @@ def read_run(workdir: Path, has_trajectories: bool = True) -> dict[str, Any]:
     if metrics and not is_copy:
         time = (workdir / 'metrics.jsonl').stat().st_mtime
         written = datetime.date.fromtimestamp(time).isoformat()
-    data = _page_data(workdir, logged)
+    data = page_data(workdir, logged)
     return data | {
         'summary': summary,
         'config': config,
@@ -177,13 +170,7 @@ def read_run(workdir: Path, has_trajectories: bool = True) -> dict[str, Any]:
     }
 
 
-def _read_documents(place: Path, documents: Sequence[Path]) -> dict[str, Any]:
-    """Returns ATIF documents in the form of `read_run`: trajectories alone."""
-    logged = [row for path in documents for row in load_extra('atif').read(path)]
-    return _page_data(place, logged) | {'documents': len(documents)}
-
-
-def _page_data(place: Path, logged: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def page_data(place: Path, logged: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Returns the form of `read_run` with trajectories alone, whose texts are stored once.
 
     Rollouts of a group share the prompt, and some documents are retrieved often. What is no rollout of this version is
@@ -220,20 +207,19 @@ def _call(turn: dict[str, Any]) -> dict[str, Any]:
     return shown | {'documents': documents}
 
 
-def render(runs: list[dict[str, Any]], version: str = '') -> str:
+def render(runs: list[dict[str, Any]]) -> str:
     """Returns the HTML text of the report.
 
     Args:
       runs: results of `read_run`. The first one is the reference of the others; notes about differences that there are
         not are added to theirs.
-      version: of the files, for a served page, which loads itself again when the server names another one.
     """
     style = '\n'.join(_asset(name) for name in STYLES)
     script = '\n'.join(_asset(name) for name in SCRIPTS)
     # The first run is the reference and has no difference from itself.
     differences = [None, *(_differences(runs[0], run) for run in runs[1:])]
     data = json.dumps(
-        {'runs': runs, 'differences': differences, 'live': version},
+        {'runs': runs, 'differences': differences},
         allow_nan=False,
         separators=(',', ':'),
     )
@@ -244,8 +230,6 @@ def render(runs: list[dict[str, Any]], version: str = '') -> str:
         f"default-src 'none'; style-src {_csp_hash(style)}; script-src {_csp_hash(script)}; "
         "base-uri 'none'; form-action 'none'"
     )
-    if version:
-        policy += "; connect-src 'self'"
     page = jinja2.Template(_asset('page.html'), keep_trailing_newline=True)
     return page.render(policy=policy, style=style, script=script, data=data)
 
@@ -256,7 +240,7 @@ def _differences(reference: dict[str, Any], run: dict[str, Any]) -> dict[str, li
     'mean' averages the hop counts of statistics.HEADLINE. The interval is of paired questions. If a summary lacks
     results per question, or the questions differ, there are none, and the reason is appended to run['notes'].
     """
-    before, after = _results(reference), _results(run)
+    before, after = (one['summary'].get('results') or {} for one in (reference, run))
     before_flags = statistics.flags_of(before.get('after'))
     after_flags = statistics.flags_of(after.get('after'))
     # A difference between different questions would not measure the policies.
@@ -275,11 +259,6 @@ def _differences(reference: dict[str, Any], run: dict[str, Any]) -> dict[str, li
     }
     pairs['mean'] = (statistics.headline(before_flags), statistics.headline(after_flags))
     return {name: list(statistics.paired_difference(*pair)) for name, pair in pairs.items()}
-
-
-def _results(run: dict[str, Any]) -> dict[str, Any]:
-    """Returns the results per question of a run; {} if its summary has none."""
-    return run['summary'].get('results') or {}
 
 
 def _unique_names(workdirs: Sequence[Path]) -> list[str]:

@@ -10,7 +10,6 @@ import hashlib
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float64
@@ -18,11 +17,7 @@ from jaxtyping import Float64
 from zeroplay_jax.evaluation import statistics
 from zeroplay_jax.evaluation.tables import AVERAGE, Figure
 from zeroplay_jax.retrieval import downloads, json_text
-from zeroplay_jax.rollout.call_syntax import syntax_for
-from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.runtime.disk import write_text
-from zeroplay_jax.settings.kinds import is_server, prompts_name
-from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.types import Json, Question, UserError
 
 _ADVICE = 'name a file of zeroplay_jax.evaluate --out'
@@ -122,7 +117,7 @@ class SetResults:
         for name in ('score', 'searches', 'redundancy', 'vote'):
             of_questions = [getattr(result, name) for result in self.answered]
             known = [value for value in of_questions if value is not None]
-            if known or name != 'vote':
+            if known:
                 values[name] = float(np.mean(known))
         if any(result.samples for result in self.answered):
             of_samples = self.of_samples()
@@ -137,7 +132,9 @@ class SetResults:
     def scores(self, kind: str) -> Float64[np.ndarray, ' questions']:
         """Returns the scores of the questions by one of `Results.kinds`; NaN without a verdict."""
         if kind == 'mean':
-            return np.mean([result.samples for result in self.answered], axis=1)
+            # A question to which a server gave no reply has no samples, as it has no score.
+            means = [np.mean(result.samples or np.nan) for result in self.answered]
+            return np.array(means)
         name = 'vote' if kind == 'vote' else 'score'
         return np.array([getattr(result, name) for result in self.answered], float)
 
@@ -147,7 +144,7 @@ class Results:
     """Results of an evaluation.
 
     Attributes:
-      settings: what was measured (`result_settings`).
+      settings: what was measured (`answering.result_settings`).
       sets: by the name of the set.
     """
 
@@ -185,10 +182,11 @@ class Results:
 
         There is no vote on open tasks, whose answers are all different.
         """
-        first = next(iter(self.sets.values())).answered[0]
-        if not first.samples:
+        answered = [result for one in self.sets.values() for result in one.answered]
+        if not any(result.samples for result in answered):
             return ['score']
-        return ['mean', 'best'] if first.vote is None else ['mean', 'best', 'vote']
+        has_votes = any(result.vote is not None for result in answered)
+        return ['mean', 'best', *(['vote'] if has_votes else [])]
 
     def figures(self, kind: str = 'score') -> dict[str, Figure]:
         """Returns {set or AVERAGE: score by one of `kinds`}, with its interval over questions.
@@ -281,44 +279,3 @@ def shared_sets(results: Sequence[Results]) -> list[str]:
     if not names:
         raise UserError('the results have no set in common; evaluate all on the same sets')
     return [name for name in results[0].sets if name in names]
-
-
-def result_settings(
-    config: Config, policy: str, retrieval: str, template: Mapping[str, str], **measured: Any
-) -> dict[str, Any]:
-    """Returns the settings of a result; `compare` requires those of `SETTINGS` to be equal.
-
-    Args:
-      policy: the checkpoint folder; the run that exported it is a setting, too.
-      retrieval: description of the searched corpus (`Library.about`).
-      template: what was chosen for the chat template (`role_environment.template_record`); left out if nothing was.
-      measured: metric, samples, limit, judge ('' for a metric without one) and temperature, which is left out if it is
-        None or 0.
-    """
-    # With search alone only the syntax is written, so that results of versions without other tools stay comparable.
-    tools = syntax_for(config).name
-    if tuple(config.tools.names) != ('search',):
-        tools = ' '.join([tools, *config.tools.names])
-    rollout = config.rollout
-    tokens = [rollout.max_turns, rollout.turn_tokens, rollout.observation_tokens]
-    # Left out where there is none.
-    if rollout.response_tokens:
-        tokens.append(rollout.response_tokens)
-    chosen: dict[str, Any] = {'template': dict(template)} if template else {}
-    exporter = run_record.check_export(pathlib.Path(policy))
-    if exporter:
-        chosen[run_record.HASH_FIELD] = exporter
-    # 0 is what one sample has without it.
-    if not measured.get('temperature'):
-        measured.pop('temperature', None)
-    of_config = {
-        'top_k': config.tools.top_k,
-        'prompts': prompts_name(config.prompts),
-        'tools': tools,
-        'tokens': tokens,
-        # That of a server's model is not known.
-        'context': 0 if is_server(config.policy.path) else config.sampler.context,
-    }
-    return (
-        chosen | {'policy': policy, 'answerer': '', 'retrieval': retrieval} | of_config | measured
-    )

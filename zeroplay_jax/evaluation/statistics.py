@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float64, Shaped
-from scipy import special
 
 from zeroplay_jax.evaluation.tables import Figure, aligned
 
@@ -88,25 +87,25 @@ def summarise(before: Samples, after: Samples) -> dict[str, Any]:
     """
     before_by_hop, after_by_hop = _paired_scores(before, after)
     of_headline = summarise_scores(before_by_hop, after_by_hop)
-    summary: dict[str, Any] = {
+    # JSON objects have string keys: written and re-read summaries are equal.
+    of_hops = {
+        str(hop): summarise_scores(scores, after_by_hop[hop])
+        for hop, scores in before_by_hop.items()
+    }
+    sides = ('before', 'after')
+    means = {side: {hop: of_hop[side][0] for hop, of_hop in of_hops.items()} for side in sides}
+    ends = {side: {hop: of_hop[side][1:] for hop, of_hop in of_hops.items()} for side in sides}
+    return {
         'em_before': of_headline['before'][0],
         'em_after': of_headline['after'][0],
-        'em_by_hop': {},
-        'ci95': {side: of_headline[side][1:] for side in ('before', 'after')},
+        'em_by_hop': means,
+        'ci95': {side: of_headline[side][1:] for side in sides},
         'questions': of_headline['items'],
-        # JSON objects have string keys: written and re-read summaries are equal.
-        'questions_by_hop': {str(hop): flags.size for hop, flags in before_by_hop.items()},
-        'ci95_by_hop': {},
+        'questions_by_hop': {hop: of_hop['items'] for hop, of_hop in of_hops.items()},
+        'ci95_by_hop': ends,
         'difference': of_headline['difference'],
-        'difference_by_hop': {},
+        'difference_by_hop': {hop: of_hop['difference'] for hop, of_hop in of_hops.items()},
     }
-    for side, flags_by_hop in (('before', before_by_hop), ('after', after_by_hop)):
-        intervals = {str(hop): list(_wilson(flags)) for hop, flags in flags_by_hop.items()}
-        summary['em_by_hop'][side] = {hop: interval[0] for hop, interval in intervals.items()}
-        summary['ci95_by_hop'][side] = {hop: interval[1:] for hop, interval in intervals.items()}
-    for hop, flags in before_by_hop.items():
-        summary['difference_by_hop'][str(hop)] = list(_newcombe(flags, after_by_hop[hop]))
-    return summary
 
 
 def by_hop(hops: Sequence[int], scores: Sequence[float]) -> dict[int, np.ndarray]:
@@ -151,16 +150,21 @@ def before_after_table(before: Samples, after: Samples, demonstrated: int | None
       demonstrated: most hops that the policy was shown before training; None: not known.
     """
     before_by_hop, after_by_hop = _paired_scores(before, after)
-    rows: list[tuple[str, ...]] = [('hops', 'questions', 'before', 'after', 'change')]
+    samples: dict[str, tuple[Samples, Samples]] = {}
     for hop, flags in before_by_hop.items():
         label = str(hop or 'none')
         if demonstrated is not None and hop > demonstrated:
             label += ' (not demonstrated)'
-        rows.append((label, *_texts(flags, after_by_hop[hop])))
+        samples[label] = flags, after_by_hop[hop]
     # Without any hop count of the headline, the figures are the mean over all hop counts.
     averaged = ', '.join(str(hop or 'no hops') for hop in before_by_hop if hop in HEADLINE)
-    label = f'mean of {averaged}' if averaged else 'mean'
-    rows.append((label, *_texts(before_by_hop, after_by_hop)))
+    samples[f'mean of {averaged}' if averaged else 'mean'] = before_by_hop, after_by_hop
+    rows = [['hops', 'questions', 'before', 'after', 'change']]
+    for label, sides in samples.items():
+        one = summarise_scores(*sides)
+        change = interval_text(one['difference'], sign='+')
+        means = map(interval_text, (one['before'], one['after']))
+        rows.append([label, str(one['items']), *means, change])
     if set(before_by_hop) == {NO_HOPS}:
         rows = [rows[0][1:], rows[-1][1:]]
 
@@ -170,13 +174,6 @@ def before_after_table(before: Samples, after: Samples, demonstrated: int | None
         lines.insert(-1, rule)
     lines.insert(1, rule)
     return '\n'.join(lines)
-
-
-def _texts(before: Samples, after: Samples) -> list[str]:
-    """Returns the number of questions, both means and their change, as `summarise_scores` has them."""
-    summary = summarise_scores(before, after)
-    sides = [interval_text(summary[side]) for side in ('before', 'after')]
-    return [str(summary['items']), *sides, interval_text(summary['difference'], sign='+')]
 
 
 def summarise_scores(before: Samples, after: Samples) -> dict[str, Any]:
@@ -218,14 +215,13 @@ def interval_text(interval: Sequence[float] | None, sign: str = '') -> str:
 
 def _scores_by_hop(samples: Samples) -> dict[int, CheckedScores]:
     """Returns checked {hops: float64 [N]} in ascending order; a single array gets hop count 0."""
-    if not isinstance(samples, Mapping):
-        # One key for plain arrays, so that both kinds of samples share the code.
-        return _scores_by_hop({NO_HOPS: samples})
-    if not samples:
+    # One key for plain arrays, so that both kinds of samples share the code.
+    by_hop = samples if isinstance(samples, Mapping) else {NO_HOPS: samples}
+    if not by_hop:
         raise ValueError('no hop count was evaluated: pass the results of at least one')
     checked = {}
-    for hop in sorted(samples):
-        scores = np.asarray(samples[hop])
+    for hop in sorted(by_hop):
+        scores = np.asarray(by_hop[hop])
         is_list = scores.ndim == 1 and scores.size > 0
         if not is_list or not ((scores >= 0) & (scores <= 1)).all():
             raise ValueError(
@@ -305,23 +301,16 @@ def _newcombe(before: CheckedScores, after: CheckedScores) -> Interval:
         phi = max(-1.0, min(1.0, numerator / float(np.sqrt(margins))))
 
     difference = mean_after - mean_before
-    # The lower end of the difference comes from the lower end of `after` and the upper end of `before`.
-    below = _correlated_width(mean_after - low_after, high_before - mean_before, phi)
-    above = _correlated_width(high_after - mean_after, mean_before - low_before, phi)
-    return difference, max(-1.0, difference - below), min(1.0, difference + above)
-
-
-def _correlated_width(width_after: float, width_before: float, phi: float) -> float:
-    """Returns the half-width, on one side, of a difference of two proportions with correlation phi.
-
-    Args:
-      width_after: distance from the mean to the end of the interval of `after` on this side.
-      width_before: that of `before` on the opposite side.
-    """
-    # The products are in the order of the formula sqrt(a² - 2 phi a b + b²).
-    interaction = 2 * phi * width_after * width_before
-    squared = width_after * width_after - interaction + width_before * width_before
-    return float(np.sqrt(max(squared, 0.0)))
+    # The lower end of the difference comes from the lower end of `after` and the upper end of `before`; half-widths a
+    # and b of two correlated sides give sqrt(a² - 2 phi a b + b²).
+    ends = []
+    for a, b in (
+        (mean_after - low_after, high_before - mean_before),
+        (high_after - mean_after, mean_before - low_before),
+    ):
+        # The products are in the order of the formula.
+        ends.append(float(np.sqrt(max(a * a - 2 * phi * a * b + b * b, 0.0))))
+    return difference, max(-1.0, difference - ends[0]), min(1.0, difference + ends[1])
 
 
 def _combine(intervals: list[Interval]) -> Interval:
@@ -341,20 +330,11 @@ def _combine(intervals: list[Interval]) -> Interval:
     return mean, float(mean - below_mean), float(mean + above_mean)
 
 
-# ---- several runs of two sides ---------------------------------------------------------------------
-#
-# Differences between several runs of two sides, with 95 % intervals over runs, such as runs of different seeds.
-#
-# The interval of one pair of runs (`results.compare`) covers the choice of questions only. Two seeds of one
-# config can differ by more than it says, so a claim about a method needs several runs of each side.
-
-
-# Two-sided 95 % interval.
-_UPPER = 0.975
-
-
 def difference(baseline: Sequence[float], candidate: Sequence[float]) -> Interval:
     """Returns the mean score of the candidate's runs minus that of the baseline's, and its 95 % interval over runs.
+
+    The interval of one pair of runs (`results.compare`) covers the choice of questions only. Two seeds of one config
+    can differ by more than it says, so a claim about a method needs several runs of each side.
 
     Args:
       baseline: mean score per run.
@@ -362,40 +342,23 @@ def difference(baseline: Sequence[float], candidate: Sequence[float]) -> Interva
 
     Returns:
       (difference, low, high): Welch's t interval (Biometrika 34:28, 1947), for sides of different variances. A side of
-      one run, such as the policy before training, counts as exact, and the interval is that of the other's runs.
+      one run, such as the policy before training, counts as exact, and the interval is Student's of the other's runs.
 
     Raises:
       ValueError: two runs are needed to compute a variance from.
     """
-    before = np.asarray(baseline, float)
-    after = np.asarray(candidate, float)
-    samples = [side for side in (before, after) if side.size > 1]
-    return _t_interval(float(after.mean() - before.mean()), samples)
+    # Its import takes a second, and only this function needs it.
+    from scipy import stats
 
-
-def statistic(baseline: int, candidate: int) -> str:
-    """Returns what the interval of `difference` is, in words, by the numbers of runs of both sides."""
-    if 1 in (baseline, candidate):
-        runs = max(baseline, candidate)
-        return f"Student's t interval over {runs} runs; the single result of the other side counts as exact"
-    return f"Welch's t interval over {baseline} and {candidate} runs"
-
-
-def _t_interval(mean: float, samples: Sequence[np.ndarray]) -> Interval:
-    """Returns a mean and its t interval, where the variance of the mean is that of the means of these samples.
-
-    Of one sample it is Student's interval; of two Welch's, with degrees of freedom by Welch and Satterthwaite.
-
-    Args:
-      samples: independent float [N] of two or more runs each.
-    """
-    if not samples:
+    before, after = np.asarray(baseline, float), np.asarray(candidate, float)
+    if before.size == after.size == 1:
         raise ValueError('an interval over runs needs two runs of a side or more')
-    squared_errors = np.array([sample.var(ddof=1) / sample.size for sample in samples])
-    variance = squared_errors.sum()
-    if not variance:
+    mean = float(after.mean() - before.mean())
+    # Equal runs have no spread.
+    if not before.var() + after.var():
         return mean, mean, mean
-    spare_runs = np.array([sample.size - 1 for sample in samples])
-    freedom = variance**2 / np.sum(squared_errors**2 / spare_runs)
-    half_width = float(special.stdtrit(freedom, _UPPER) * np.sqrt(variance))
-    return mean, mean - half_width, mean + half_width
+    if 1 in (before.size, after.size):
+        interval = stats.ttest_1samp(after - before, 0).confidence_interval()
+    else:
+        interval = stats.ttest_ind(after, before, equal_var=False).confidence_interval()
+    return mean, float(interval.low), float(interval.high)

@@ -26,11 +26,11 @@ class Extra(NamedTuple):
 
 
 EXTRAS = {
-    'atif': Extra('Rollouts as ATIF documents, the format of other agents, out and in.'),
+    'atif': Extra('Rollouts as ATIF documents of other agents, out and in.', is_command=True),
     'buckets': Extra('Runs whose workdir is in a bucket.', 'google-cloud-storage'),
     'evolution': Extra('What self-play asks over training.', 'scikit-learn', is_command=True),
     'figures': Extra('Figures of the papers, drawn from runs.', is_command=True),
-    'grading': Extra('Open tasks graded in a folder that resumes, by two judges.'),
+    'grading': Extra('Open tasks graded in a folder that resumes, by one judge or more.'),
     'inputs': Extra('Questions, answers and documents, made of texts.', is_command=True),
     'mcp': Extra('The tools of MCP servers.', 'mcp'),
     'plan': Extra('Flags that fit a run into the memory of a machine.', is_command=True),

@@ -1,4 +1,9 @@
-"""Rollouts as ATIF documents (Agent Trajectory Interchange Format, Harbor's RFC 0001), written and read.
+"""Shows rollouts of other agents as a page: ATIF documents (Agent Trajectory Interchange Format, Harbor's RFC 0001).
+
+    python -m zeroplay_jax.extras.atif jobs/some
+    python -m zeroplay_jax.extras.atif trajectory.json --out page.html
+
+The page is that of a run's rollouts. `python -m zeroplay_jax.export --trajectories` writes those of a run as documents.
 
 A step of the agent is one turn of the policy: the exact text, markup included, the tool call in it, and as observation
 the result, without the chat template's text around it. What a recipe or an environment says between turns is a step of
@@ -11,10 +16,14 @@ import json
 import math
 import pathlib
 import re
+import sys
 from collections.abc import Iterator
 from typing import Any
 
+from zeroplay_jax.evaluation import report_builder
 from zeroplay_jax.retrieval import json_text
+from zeroplay_jax.retrieval.command import Parser, exit_status
+from zeroplay_jax.runtime.disk import write_text
 from zeroplay_jax.types import UserError
 
 # The oldest version that has all fields used here.
@@ -23,30 +32,11 @@ VERSION = 'ATIF-v1.7'
 _AUTHORS = {'system': 'prompt', 'user': 'prompt', 'agent': 'policy'}
 # Fields of a record that stand elsewhere in its document.
 _ELSEWHERE = ('segments', 'turns', 'turn_rewards', 'notes', 'run', 'role')
-# Type of the fields of a record that a document keeps in its `extra`.
-_KEPT: dict[str, Any] = {
-    'system': str,
-    'step': int,
-    'iteration': int,
-    'phase': str,
-    'is_proposal': bool,
-    'weights': str,
-    'version': int,
-    'group': int,
-    'reward': int | float,
-    'parts': dict,
-    'advantage': int | float | list,
-    'drop': str,
-    'finish': str,
-}
 _DOCUMENT = ('id', 'title', 'score')
 # Also where keys are sorted, this one stands before the steps.
 _MARK = re.compile(rb'"schema_version"\s*:\s*"ATIF-')
 _MARK_WITHIN = 2**16  # bytes
 _QUESTION_LENGTH = 200  # characters of a task that the report shows in its list
-
-
-# ---- writing ---------------------------------------------------------------------------------------
 
 
 def to_document(
@@ -127,9 +117,6 @@ def _result(text: str, call: dict[str, Any] | None, call_id: str) -> dict[str, A
     return result
 
 
-# ---- reading ---------------------------------------------------------------------------------------
-
-
 def paths(place: pathlib.Path) -> list[pathlib.Path]:
     """Returns the ATIF files of a place: the file itself, or all below a folder, such as a job of Harbor."""
     files = [place] if place.is_file() else sorted(place.rglob('*.json'))
@@ -149,18 +136,18 @@ def read(path: pathlib.Path) -> Iterator[dict[str, Any]]:
       UserError: the file is damaged, or a step is not as the format has it.
     """
     document = json_text.load_object(path, 'remove it or write it again', json_text.null)
-    # Where a job of Harbor keeps the reward of its trial.
+    # Where our documents have the reward, and where a job of Harbor keeps that of its trial.
+    reward = _object(document.get('extra')).get('reward')
     verdict = path.parent.parent / 'verifier' / 'reward.txt'
-    reward = None
     if path.parent.name == 'agent' and verdict.is_file():
-        reward = _number(verdict.read_text(errors='replace'))
-    yield from _records(document, path, reward)
+        reward = verdict.read_text(errors='replace')
+    yield from _records(document, path, _number(reward))
 
 
-def _number(text: str) -> float | None:
+def _number(value: Any) -> float | None:
     try:
-        number = float(text)
-    except ValueError:
+        number = float(value)
+    except (TypeError, ValueError):
         return None
     return number if math.isfinite(number) else None
 
@@ -187,13 +174,6 @@ def _records(
             if segment['source'] == 'policy':
                 turns.append(call)
     agent = _object(document.get('agent'))
-    extra = _object(document.get('extra'))
-    # Of others these names may have any meaning.
-    kept = {name: value for name, value in extra.items() if isinstance(value, _KEPT.get(name, ()))}
-    kept_info = _object(extra.get('info'))
-    for name in ('question', 'rejected'):
-        if not isinstance(kept_info.get(name, ''), str):
-            del kept_info[name]
     info: dict[str, Any] = {
         'question': ' '.join(task.split())[:_QUESTION_LENGTH],
         'file': str(path),
@@ -204,18 +184,18 @@ def _records(
         info[name] = document.get(name)
     info |= _object(document.get('final_metrics'))
     # Each is a task of its own.
-    task_fields = {'group': str(path), 'step': 0, 'phase': 'rollouts', 'reward': reward}
-    yield (
-        task_fields
-        | {'advantage': None, 'drop': None}
-        | kept
-        | {
-            'role': str(agent.get('name', 'agent')),
-            'info': {name: value for name, value in info.items() if value is not None} | kept_info,
-            'segments': segments,
-            'turns': turns,
-        }
-    )
+    yield {
+        'group': str(path),
+        'step': 0,
+        'phase': 'rollouts',
+        'reward': reward,
+        'advantage': None,
+        'drop': None,
+        'role': str(agent.get('name', 'agent')),
+        'info': {name: value for name, value in info.items() if value is not None},
+        'segments': segments,
+        'turns': turns,
+    }
     for part in _list(document.get('subagent_trajectories')):
         yield from _records(_object(part), path, None)
 
@@ -271,3 +251,33 @@ def _list(value: Any) -> list[Any]:
 
 def _object(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Writes the page and prints its path; returns the exit status (`exit_status`)."""
+    return exit_status('zeroplay_jax.extras.atif', lambda: _run(argv), 'choose another file')
+
+
+def _run(argv: list[str] | None) -> None:
+    parser = Parser(prog='python -m zeroplay_jax.extras.atif', description=__doc__)
+    parser.add_argument(
+        'place', type=pathlib.Path, metavar='PLACE', help='a document, or a folder with some'
+    )
+    parser.add_argument(
+        '--out', metavar='FILE.html', help='default: report.html in PLACE, or beside it'
+    )
+    arguments = parser.parse_args(argv)
+    place = arguments.place
+    folder = place.parent if place.is_file() else place
+    out = report_builder.output_path(arguments.out, '.html') or folder / 'report.html'
+    documents = paths(place)
+    if not documents:
+        raise UserError(f'{place}: has no ATIF document; name one, or a folder with some')
+    logged = [row for path in documents for row in read(path)]
+    page = report_builder.page_data(place, logged) | {'documents': len(documents)}
+    write_text(out, report_builder.render([page]))
+    print(out)
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -34,8 +34,8 @@ from zeroplay_jax.selfplay.judge_endpoint import (
 from zeroplay_jax.tools.base import FailureLog
 from zeroplay_jax.types import Json, Trajectory, Turn, UserError
 
-# Endings of a reply that calls a tool.
-_CALLED = frozenset(('tool_calls', 'function_call'))
+# Ending of a reply that calls a tool.
+_CALLED = 'tool_calls'
 # A name of `ServedModel.stats`.
 _UNTAGGED = 'of them without tags, which count as no answers'
 # What advice in errors names.
@@ -181,7 +181,7 @@ class ServedModel:
         message = choice['message']
         text = content_text(message)
         ending = str(choice.get('finish_reason') or 'none').lower()
-        if ending not in WHOLE | CUT_OFF | _CALLED:
+        if ending not in WHOLE | CUT_OFF | {_CALLED}:
             raise NoReply(f'the reply did not end by itself (finish_reason {ending})')
         is_whole = ending not in CUT_OFF
         call = _first_call(message)
@@ -193,10 +193,7 @@ class ServedModel:
 
 def _first_call(message: Json) -> Json:
     """Returns the first call of a message, {} without one; a turn has one call, and the others are dropped."""
-    if message.get('tool_calls'):
-        return message['tool_calls'][0]
-    # Older servers have one call and no ids.
-    return {'function': message['function_call']} if message.get('function_call') else {}
+    return message['tool_calls'][0] if message.get('tool_calls') else {}
 
 
 def _content(call: Json) -> Json:
@@ -225,8 +222,5 @@ def _exchange(message: Json, text: str, observation: str) -> list[Json]:
     # Chat templates read them as JSON.
     if not function.get('arguments') or not isinstance(_content(call)['arguments'], dict):
         function['arguments'] = '{}'
-    if not message.get('tool_calls'):
-        answer = {'role': 'function', 'name': function.get('name'), 'content': result}
-        return [{**message, 'function_call': function}, answer]
     sent = {**message, 'tool_calls': [{**call, 'function': function}]}
     return [sent, {'role': 'tool', 'tool_call_id': call.get('id'), 'content': result}]

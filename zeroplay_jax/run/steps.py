@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from zeroplay_jax.evaluation import statistics
-from zeroplay_jax.evaluation.answering import evaluate
+from zeroplay_jax.evaluation.answering import evaluate, scores_by_hop
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.run.build import RunContext
 from zeroplay_jax.run.outcome import raise_if_nothing_found
@@ -75,7 +75,7 @@ def _evaluate(
     """
     config = engine.config
     rollouts = context.evaluation.bound()
-    correct, rows = evaluate(
+    rows = evaluate(
         rollouts,
         context.library.evaluation_items,
         step.number,
@@ -92,6 +92,7 @@ def _evaluate(
     # Keys are texts and values numbers, because the state is stored as JSON.
     results_by_hops: dict[str, list[int]] = {}
     metrics = {}
+    correct = scores_by_hop(rows, 'exact_match')
     for hops, is_correct in correct.items():
         results_by_hops[str(hops)] = is_correct.astype(int).tolist()
         # Questions of a file may have no hop count: then the mean says all.
@@ -136,11 +137,11 @@ def record_scores(
             if 'set' in origin and part in row.parts:
                 of_files[f'{name}/{origin["set"]}/mean'].append(row.parts[part])
     metrics |= {name: float(np.mean(scores)) for name, scores in of_files.items()}
-    scored_rows = [row for row in rows if metric in row.parts]
-    if scored_rows:
-        scores = state.scores[number] = [row.parts[metric] for row in scored_rows]
-        # The mean over hop counts, as of exact match. The group of an evaluation's row is its hop count.
-        by_hop = statistics.by_hop([row.group for row in scored_rows], scores)
+    scores = [row.parts[metric] for row in rows if metric in row.parts]
+    if scores:
+        state.scores[number] = scores
+        # The mean over hop counts, as of exact match.
+        by_hop = scores_by_hop(rows, metric)
         mean, _, _ = statistics.mean_interval(statistics.headline(by_hop))
         metrics[f'{metric_name(metric)}/mean'] = mean
     return metrics

@@ -174,20 +174,7 @@ class Judge(Section):
     rubrics: RubricCount = (3, 5)
     """Fewest and most items of a rubric list."""
     at_once: PositiveInt = 64
-    """`evaluate --workdir`, ratings: concurrent judgements of each judge."""
-
-
-class SecondJudge(Section):
-    """A second judge of `evaluate --workdir`, compared with `judge`, which sets all else."""
-
-    kind: Literal['none', 'rule', 'endpoint'] = 'none'
-    """none, rule, or endpoint."""
-    url: str = 'http://127.0.0.1:8002/v1'
-    """As judge.url; the key is in SECOND_JUDGE_API_KEY."""
-    model: str = 'judge'
-    """As judge.model."""
-    request: RequestFields = ''
-    """As judge.request."""
+    """`evaluate --workdir`, ratings: concurrent judgements."""
 
 
 # ---- logs and traces -------------------------------------------------------------------------------
@@ -605,7 +592,6 @@ class Run(Section):
     pool: Pool = Pool()
     privileged: Privileged = Privileged()
     judge: Judge = Judge()
-    second_judge: SecondJudge = SecondJudge()
     micro: MicroBatch = MicroBatch()
     value_network: ValueNetwork = ValueNetwork()
     eval: Evaluation = Evaluation()

@@ -1,7 +1,7 @@
 'use strict';
 // Helpers of all scripts. Data enters the document only through textContent and setAttribute: no text is parsed as HTML.
 const $ = (id) => document.getElementById(id);
-const { runs, differences, live } = JSON.parse($('data').textContent);
+const { runs, differences } = JSON.parse($('data').textContent);
 const comparing = runs.length > 1; // with several runs a colour stands for a run, otherwise for a phase
 
 function build(node, attributes, children) {

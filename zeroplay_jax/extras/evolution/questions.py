@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,8 +29,6 @@ NEAR = 0.9
 # Smallest score of an answer that counts as correct.
 _CORRECT = 0.5
 _TOPIC_WORDS = 3
-# What this module writes, but for the picture of the figures, which every call writes.
-_WRITTEN = re.compile(r'(iteration\d+|steps?\d+(to\d+)?)\.jsonl|(topics|rating)\.(svg|png)')
 _RATING = ('rating', 'rating low', 'rating high')
 # What a record of a made question has, and of a rollout has not.
 _MADE_FIELDS = {'question', 'answers', 'version', 'role', 'task'}
@@ -168,14 +165,8 @@ def topics(parts: Sequence[Part], count: int) -> dict[str, list[float]]:
 
 
 def write_sets(parts: Sequence[Part], folder: Path) -> list[Path]:
-    """Writes the questions with answers of each part as a file of JSON lines, or its open tasks; returns the paths.
-
-    Files of another call, such as one with other parts, are removed: nobody should take them for this one's.
-    """
+    """Writes the questions with answers of each part as a file of JSON lines, or its open tasks; returns the paths."""
     folder.mkdir(exist_ok=True)
-    for path in folder.iterdir():
-        if _WRITTEN.fullmatch(path.name):
-            path.unlink()
     paths: list[Path] = []
     for part in parts:
         # Without a label (drzero.labels=majority) there is nothing to compare an answer with.
@@ -196,11 +187,11 @@ def _line(record: Json) -> Json:
 
 def solved(answered: Sequence[Answered]) -> dict[str, float]:
     """Returns the 'solve rate' of results with its 95 % interval, and the mean 'searches' of what was solved."""
-    # An answer without a verdict counts as wrong, as in the means of an evaluation.
-    scores = np.array([result.score or 0.0 for result in answered])
-    searches = np.array([result.searches for result in answered])[scores >= _CORRECT]
+    # What a server did not answer does not count, as in the means of an evaluation.
+    scores = [result.score for result in answered if result.score is not None]
+    searches = [result.searches for result in answered if (result.score or 0) >= _CORRECT]
     figures = dict(zip(('solve rate', 'low', 'high'), statistics.mean_interval(scores)))
-    return figures | ({'searches': float(searches.mean())} if searches.size else {})
+    return figures | ({'searches': float(np.mean(searches))} if searches else {})
 
 
 def rated(answered: Sequence[Answered]) -> dict[str, float]:

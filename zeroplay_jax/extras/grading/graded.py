@@ -1,9 +1,9 @@
 """Graded evaluation of a file of open tasks, in a folder that belongs to one policy and file and can be resumed.
 
 The folder holds `run.json`, with config and inputs to which its answers are bound, `answers.jsonl` and `grades.jsonl`
-(`record`), and at the end `results.json` and `results.md`. One judge or two grade every answer, rubric by rubric. They
-are not bound: their settings are part of the name under which grades are recorded, so that another judge grades the
-same answers.
+(`record`), and at the end `results.json` and `results.md`. The judge grades every answer, rubric by rubric. It is not
+bound: its settings are part of the name under which grades are recorded, so that another judge grades the same answers,
+and the results say how far both agree.
 """
 
 from __future__ import annotations
@@ -13,14 +13,19 @@ import dataclasses
 import hashlib
 import json
 import pathlib
-import types
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from zeroplay_jax.configuration import fields
 from zeroplay_jax.data import files
-from zeroplay_jax.evaluation import question_sets, results
-from zeroplay_jax.evaluation.answering import Answer, answer, answer_of, check_prompt, do_nothing
+from zeroplay_jax.evaluation.answering import (
+    Answer,
+    answer,
+    answer_of,
+    check_prompt,
+    do_nothing,
+    result_settings,
+)
 from zeroplay_jax.extras.grading import grading_results
 from zeroplay_jax.extras.grading.record import (
     Grade,
@@ -31,13 +36,12 @@ from zeroplay_jax.extras.grading.record import (
     load_tasks,
 )
 from zeroplay_jax.retrieval import progress
-from zeroplay_jax.rollout.prompts import Prompt, select
+from zeroplay_jax.rollout.prompts import select
 from zeroplay_jax.run import build, outcome, run_folder
 from zeroplay_jax.runtime import disk, signals, workdir
 from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.selfplay.context import RolloutContext
 from zeroplay_jax.selfplay.judge import GRADE_PROMPT, Judge, RuleJudge
-from zeroplay_jax.selfplay.judge_endpoint import check_judge, endpoint_writer
 from zeroplay_jax.selfplay.recipe import Recipe, answering_recipe, recipe_class
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.types import Trajectory, UserError
@@ -82,20 +86,6 @@ class Plan:
         return sampling
 
 
-class NamedJudge(NamedTuple):
-    """A judge of a graded evaluation.
-
-    Attributes:
-      name: its section of the config, 'judge' or 'second_judge'.
-      key: its name in the record of grades, which changes with its model, limits, temperature and prompt.
-      judge: the judge; None before it is asked.
-    """
-
-    name: str
-    key: str
-    judge: Judge | None = None
-
-
 def evaluate(config: Config, plan: Plan) -> dict[str, Any]:
     """Plays and grades the tasks that are not recorded yet; writes the results and returns them.
 
@@ -104,63 +94,53 @@ def evaluate(config: Config, plan: Plan) -> dict[str, Any]:
     Raises:
       UserError: an unusable file, a folder of another evaluation, or too many failed tool calls or judgements.
     """
-    path = question_sets.path_of(plan.source)
+    path = files.path_of_set(plan.source)
     all_tasks = load_tasks(path)
     # Tasks keep their positions in the file, so that an answer does not depend on the limit.
     tasks = files.sample(all_tasks, plan.limit or len(all_tasks), config.seed)
-    judges = _judges(config)
-    if any(judge.key == 'rule' for judge in judges):
+    key = _key(config)
+    if key == 'rule':
         check_rubrics_of_rule(tasks, path)
     settings = {**config.to_dict(), 'evaluation': plan.sampling}
-    free = [*fields.changeable_fields(config)]
-    # Answers do not depend on judges, and grades are named by them.
-    free += [name for name in fields.leaves(config) if name.startswith(('judge.', 'second_judge.'))]
-    with workdir.claim(plan.folder, settings, tuple(free)):
+    # Answers do not depend on the judge, and grades are named by it.
+    free = [name for name in fields.leaves(config) if name.startswith('judge.')]
+    with workdir.claim(plan.folder, settings, (*fields.changeable_fields(config), *free)):
         inputs = _inputs(config, path)
         _check_inputs(plan.folder, inputs)
-        with GradingRecord(plan.folder) as record:
-            todo = estimate(tasks, [judge.key for judge in judges], record, plan.samples)
+        record = GradingRecord(plan.folder)
+        todo = estimate(tasks, key, record, plan.samples)
+        if plan.only_estimate:
+            return todo
+        print(json.dumps(todo), flush=True)
 
-            if plan.only_estimate:
-                return todo
-            print(json.dumps(todo), flush=True)
-
-            def before_weights(context: RolloutContext) -> None:
-                """Refuses long prompts, and judges without verdicts."""
-                check_prompts(context, recipe_class(config.recipe).evaluated_role, tasks, path)
-                for name, key, _ in judges:
-                    if config[name].kind == 'endpoint' and todo['judgements'][key]:
-                        check_judge(context, _settings_of(config, name), ['grade'], name)
-
-            run = build.build(
-                config,
-                before_weights=before_weights,
-                date=plan.date or run_folder.start_date([plan.folder]),
-            )
-            inputs['retrieval'] = {run.library.about: {}}
-            inputs |= run_folder.template_entry(run.template)
-            _check_inputs(plan.folder, inputs)
-            recorded = run_record.read(plan.folder) or run_record.Record(
-                run_record.plain_config(settings)
-            )
-            run_record.write(plan.folder, dataclasses.replace(recorded, inputs=inputs))
-            _grade(config, plan, tasks, judges, record, run)
-            # The first judge is that whose scores `compare` reads.
-            about = results.result_settings(
-                config,
-                policy=str(run.folder),
-                retrieval=run.library.about,
-                # Not 'rubrics', which counts a verdict that was not given as not met.
-                metric='rubrics of given verdicts',
-                limit=plan.limit,
-                judge=judges[0].key,
-                template=run.template,
-                **plan.sampling,
-            )
-            keys = {judge.name: judge.key for judge in judges}
-            result = grading_results.results(
-                about, pathlib.Path(path).stem, tasks, keys, record, plan.samples
-            )
+        role = recipe_class(config.recipe).evaluated_role
+        run = build.build(
+            config,
+            before_weights=lambda context: check_prompts(context, role, tasks, path),
+            date=plan.date or run_folder.start_date([plan.folder]),
+            judgements=['grade'] if todo['judgements'] else [],
+        )
+        inputs['retrieval'] = {run.library.about: {}}
+        inputs |= run_folder.template_entry(run.template)
+        _check_inputs(plan.folder, inputs)
+        recorded = run_record.read(plan.folder) or run_record.Record(
+            run_record.plain_config(settings)
+        )
+        run_record.write(plan.folder, dataclasses.replace(recorded, inputs=inputs))
+        _grade(config, plan, tasks, key, record, run)
+        about = result_settings(
+            config,
+            policy=str(run.folder),
+            retrieval=run.library.about,
+            # Not 'rubrics', which counts a verdict that was not given as not met.
+            metric='rubrics of given verdicts',
+            limit=plan.limit,
+            judge=key,
+            template=run.template,
+            **plan.sampling,
+        )
+        name = pathlib.Path(path).stem
+        result = grading_results.results(about, name, tasks, key, record, plan.samples)
     text = json.dumps(result, ensure_ascii=False, indent=1)
     disk.write_text(plan.folder / RESULTS, text + '\n')
     disk.write_text(plan.folder / PAGE, grading_results.markdown(result))
@@ -194,75 +174,35 @@ def _check_inputs(folder: pathlib.Path, inputs: run_record.Entries) -> None:
         )
 
 
-def _judges(config: Config) -> list[NamedJudge]:
-    """Returns name and key of the judge and, if there is one, of the second judge; UserError if both are the same."""
-    judges = [NamedJudge('judge', _key(config, 'judge'))]
-    if config.second_judge.kind != 'none':
-        judges.append(NamedJudge('second_judge', _key(config, 'second_judge')))
-        if judges[0].key == judges[1].key:
-            raise UserError(
-                f'config.second_judge.kind={config.second_judge.kind}: is the same judge as config.judge '
-                f'({judges[0].key}); give another model or kind'
-            )
-    return judges
-
-
-def _settings_of(config: Config, name: str) -> types.SimpleNamespace:
-    """Returns the settings of a judge, with those for grading; 'second_judge' has all fields of `judge`."""
+def _key(config: Config) -> str:
+    """Returns the judge's name in the record, which changes with its model, limits, temperature and prompt."""
     judge = config.judge
-    settings = dict(judge) | {'grade_model': '', 'grade_tokens': 0}
-    settings['model'] = judge.grade_model or judge.model
-    settings['tokens'] = judge.grade_tokens or judge.tokens
-    if name == 'second_judge':
-        settings |= dict(config.second_judge)
-    return types.SimpleNamespace(**settings)
-
-
-def _key(config: Config, name: str) -> str:
-    """Returns the name of a judge in the record."""
-    settings = _settings_of(config, name)
-    if settings.kind == 'rule':
+    if judge.kind == 'rule':
         return 'rule'
-    description = settings.kind
-    if settings.kind == 'endpoint':
-        description += f' {settings.model}'
-    prompt = _templates(config)[GRADE_PROMPT]
-    identity = [description, settings.temperature, settings.tokens, prompt.user]
-    identity += filter(None, [prompt.system])
-    if settings.kind == 'endpoint' and settings.request:
-        identity.append(settings.request)
-    digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:_KEY_DIGITS]
-    return f'{description} {digest}'
-
-
-def _templates(config: Config) -> dict[str, Prompt]:
-    return select(config.prompts, recipe_class(config.recipe).prompts)
-
-
-def _second_judge(config: Config) -> Judge:
-    """Returns the second judge of a config that has one."""
-    settings = _settings_of(config, 'second_judge')
-    if settings.kind == 'rule':
-        # Titles matter for gates only, which are not asked here.
-        return RuleJudge(list, settings.rubrics, settings.max_failure_rate)
-    writer = endpoint_writer(settings, _templates(config), 'second_judge')
-    return Judge(writer, settings.rubrics, settings.max_failure_rate)
+    is_server = judge.kind == 'endpoint'
+    model = judge.grade_model or judge.model
+    description = f'endpoint {model}' if is_server else judge.kind
+    prompt = select(config.prompts, recipe_class(config.recipe).prompts)[GRADE_PROMPT]
+    tokens = judge.grade_tokens or judge.tokens
+    request = judge.request if is_server else ''
+    identity = [description, judge.temperature, tokens, prompt.user, prompt.system, request]
+    stated = [value for value in identity if value != '']
+    digest = hashlib.sha256(json.dumps(stated).encode()).hexdigest()
+    return f'{description} {digest[:_KEY_DIGITS]}'
 
 
 def estimate(
-    tasks: Sequence[RubricTask], keys: Sequence[str], record: GradingRecord, samples: int
-) -> dict[str, Any]:
-    """Returns what is not recorded yet: 'tasks', 'rollouts' to play and 'judgements' per key of a judge.
+    tasks: Sequence[RubricTask], key: str, record: GradingRecord, samples: int
+) -> dict[str, int]:
+    """Returns what is not recorded yet: 'tasks', 'rollouts' to play and 'judgements' of the judge with this key.
 
     A judgement of a missing answer is unnecessary; of an answer that is not there yet it counts.
     """
-    asked: dict[str, int] = {}
-    for key in keys:
-        asked[key] = 0
-        for named in judgements(tasks, key, samples):
-            answers = record.answers.get(named.task)
-            is_missing = answers is not None and not answers[named.sample].text
-            asked[key] += not is_missing and not record.is_graded(named)
+    asked = 0
+    for judgement in judgements(tasks, key, samples):
+        answers = record.answers.get(judgement.task)
+        is_missing = answers is not None and not answers[judgement.sample].text
+        asked += not is_missing and not record.is_graded(judgement)
     unplayed = sum(task.id not in record.answers for task in tasks)
     return {'tasks': len(tasks), 'rollouts': unplayed * samples, 'judgements': asked}
 
@@ -293,16 +233,12 @@ def _grade(
     config: Config,
     plan: Plan,
     tasks: Sequence[RubricTask],
-    judges: Sequence[NamedJudge],
+    key: str,
     record: GradingRecord,
     run: build.RunContext,
 ) -> None:
     """Plays and grades what is not recorded, with a progress bar."""
-    of_name: dict[str, Judge | None] = {'judge': run.evaluation.judge}
-    if len(judges) > 1:
-        of_name['second_judge'] = _second_judge(config)
-    judges = [judge._replace(judge=of_name[judge.name]) for judge in judges]
-    named = [one for judge in judges for one in judgements(tasks, judge.key, plan.samples)]
+    named = judgements(tasks, key, plan.samples)
     graded = sum(map(record.is_graded, named))
     run.publish_weights(run.rollouts.scheduler.pools)
     # Until here Ctrl-C ended the process at once.
@@ -317,17 +253,15 @@ def _grade(
         if not searched_before:
             outcome.raise_if_nothing_found(config, counts)
 
+    assert run.evaluation.judge is not None
     with progress.Bar(len(named), 'judgements', initial=graded, shown=config.progress) as bar:
         grade_tasks(
             run.evaluation,
             answering_recipe(config),
             tasks,
-            judges,
-            record,
-            at_once=config.judge.at_once,
+            Grader(run.evaluation.judge, key, record, config.judge.at_once, bar.update),
             **plan.sampling,
             check_tools=check_tools,
-            on_grades=bar.update,
         )
 
 
@@ -335,30 +269,26 @@ def grade_tasks(
     context: RolloutContext,
     recipe: Recipe,
     tasks: Sequence[RubricTask],
-    judges: Sequence[NamedJudge],
-    record: GradingRecord,
+    grader: Grader,
     *,
-    at_once: int,
     samples: int = 1,
     temperature: float | None = None,
     check_tools: Callable[[], None] = do_nothing,
-    on_grades: Callable[[int], None] = do_nothing,
 ) -> None:
     """Plays the tasks without recorded answers, and asks the judgements without a recorded reply; records both.
 
     Args:
       context: roles, scheduler and prompts.
       recipe: answers.
-      at_once: largest number of judgements of one judge in progress.
+      grader: has the judge and the record.
       samples, temperature: of the answers to a task, as of `answering.answer`.
       check_tools: raises if too many tool calls failed, or no search found a passage, since its last call.
-      on_grades: called with the number of judgements that are done, or that a missing answer makes superfluous.
 
     Raises:
-      UserError: too many judgements of a judge have no verdict, or too many tool calls failed. What was recorded until
-        then stays.
+      UserError: too many judgements have no verdict, or too many tool calls failed. What was recorded until then stays.
     """
-    graders = [_Grader(judge, record, tasks, samples, at_once) for judge in judges]
+    record = grader.record
+    grader.count_recorded(judgements(tasks, grader.key, samples))
     # Answers after a failed tool call, or after searches that found nothing, which measure the policy only if these are
     # rare. They are recorded when this is known, so that a search server that is down or empty leaves nothing behind
     # that would be resumed.
@@ -376,31 +306,17 @@ def grade_tasks(
                 held[task.id] = answers
                 return
             record.add_answers(task.id, answers)
-        await grade_answers(task)
+        await grader.grade(task)
 
-    async def grade_answers(task: RubricTask) -> None:
-        """Has the recorded answers to one task graded by all judges."""
-        # Judges do not wait for each other.
-        answers = record.answers[task.id]
-        await asyncio.gather(*(grader.grade(task, answers, on_grades) for grader in graders))
-
-    _run(context, graders, [play(task) for task in tasks])
+    grader.begin()
+    context.scheduler.run([play(task) for task in tasks])
     check_tools()
     for task_id, answers in held.items():
         record.add_answers(task_id, answers)
-    _run(context, graders, [grade_answers(task) for task in tasks if task.id in held])
+    grader.begin()
+    context.scheduler.run([grader.grade(task) for task in tasks if task.id in held])
     # A small evaluation ends before the first look.
-    for grader in graders:
-        grader.check_lost()
-
-
-def _run(
-    context: RolloutContext, graders: Sequence[_Grader], episodes: Sequence[Coroutine]
-) -> None:
-    """Runs episodes in an event loop of their own."""
-    for grader in graders:
-        grader.begin()
-    context.scheduler.run(episodes)
+    grader.check_lost()
 
 
 def _is_doubtful(trajectory: Trajectory) -> bool:
@@ -410,58 +326,56 @@ def _is_doubtful(trajectory: Trajectory) -> bool:
     return has_found_nothing or trajectory.has_tool_failure
 
 
-class _Grader:
-    """Asks one judge for its grades, and stops if too many of them have no verdict."""
+class Grader:
+    """Asks the judge for its grades and records them; stops if too many of them have no verdict.
+
+    Args:
+      judge: the judge.
+      key: its name in the record.
+      record: of answers and grades.
+      at_once: largest number of judgements in progress.
+      on_grades: called with the number of judgements that are done, or that a missing answer makes superfluous.
+    """
 
     def __init__(
         self,
-        judge: NamedJudge,
+        judge: Judge,
+        key: str,
         record: GradingRecord,
-        tasks: Sequence[RubricTask],
-        samples: int,
         at_once: int,
+        on_grades: Callable[[int], None] = do_nothing,
     ):
-        assert judge.judge is not None
-        self._name, self._key, self._judge = judge.name, judge.key, judge.judge
-        self._record = record
-        self._at_once = at_once
-        self.begin()
-        # Replies without a verdict of an earlier start count, too: they are not asked again.
-        for judgement in judgements(tasks, self._key, samples):
-            if record.is_graded(judgement):
-                grade = record.grades[judgement]
-                self._judge.stats['asked'] += 1
-                if grade.lost:
-                    self._judge.stats[grade.lost] += 1
+        self.key, self.record = key, record
+        self._judge, self._at_once, self._on_grades = judge, at_once, on_grades
+
+    def count_recorded(self, named: Sequence[Judgement]) -> None:
+        """Counts the replies of an earlier start, also those without a verdict: they are not asked again."""
+        for judgement in filter(self.record.is_graded, named):
+            self._judge.stats['asked'] += 1
+            if lost := self.record.grades[judgement].lost:
+                self._judge.stats[lost] += 1
 
     def begin(self) -> None:
         """Prepares for another event loop."""
         # A semaphore belongs to the loop in which somebody first waited for it.
         self._limit = asyncio.Semaphore(self._at_once)
 
-    async def grade(
-        self, task: RubricTask, answers: Sequence[Answer], on_grades: Callable[[int], None]
-    ) -> None:
-        """Has all answers to a task graded by all rubrics that are not graded yet."""
+    async def grade(self, task: RubricTask) -> None:
+        """Has all recorded answers to a task graded by all rubrics that are not graded yet."""
         pending = []
-        for judgement in judgements([task], self._key, len(answers)):
+        answers = self.record.answers[task.id]
+        for judgement in judgements([task], self.key, len(answers)):
             text = answers[judgement.sample].text
-            if self._record.is_graded(judgement):
+            if self.record.is_graded(judgement):
                 continue
             # A missing answer meets no rubric without doubt, so no judgement is spent on it.
             if text:
-                pending.append(self._ask(task, text, judgement, on_grades))
+                pending.append(self._ask(task, text, judgement))
             else:
-                on_grades(1)
+                self._on_grades(1)
         await asyncio.gather(*pending)
 
-    async def _ask(
-        self,
-        task: RubricTask,
-        text: str,
-        judgement: Judgement,
-        on_grades: Callable[[int], None],
-    ) -> None:
+    async def _ask(self, task: RubricTask, text: str, judgement: Judgement) -> None:
         """Asks for one grade and records it."""
         judge = self._judge
         identity = (_NUMBER, task.index, judgement.sample, judgement.rubric)
@@ -472,10 +386,10 @@ class _Grader:
             if met is None:
                 # These are of this very judgement: no other coroutine runs between the judge's return and this line.
                 grade = Grade(None, judge.last_lost, judge.last_failure)
-        self._record.add_grade(judgement, grade)
+        self.record.add_grade(judgement, grade)
         if judge.stats['asked'] >= _FIRST_LOOK:
             self.check_lost()
-        on_grades(1)
+        self._on_grades(1)
 
     def check_lost(self) -> None:
         """Raises UserError if too many judgements have no verdict."""
@@ -486,4 +400,4 @@ class _Grader:
             fix = 'that repeats failed requests'
             if stats['unread']:
                 fix += '; to repeat those whose replies could not be read, remove their lines from grades.jsonl'
-            raise UserError(f'config.{self._name}: {error}; {fix}') from None
+            raise UserError(f'config.judge: {error}; {fix}') from None

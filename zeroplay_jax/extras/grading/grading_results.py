@@ -1,4 +1,4 @@
-"""Results of a graded evaluation: rubrics met by each judge, agreement of both, as JSON and as Markdown."""
+"""Results of a graded evaluation: rubrics met, agreement with other judges, as JSON and as Markdown."""
 
 from __future__ import annotations
 
@@ -38,62 +38,65 @@ def results(
     settings: Json,
     set_name: str,
     tasks: Sequence[RubricTask],
-    judges: Mapping[str, str],
+    key: str,
     record: GradingRecord,
     samples: int,
 ) -> dict[str, Any]:
     """Returns the content of results.json; it depends on the tasks and the record only, not on their order in files.
 
     Args:
-      settings: what the evaluation measured (`results.result_settings`).
+      settings: what the evaluation measured (`answering.result_settings`).
       set_name: name of the set of tasks.
-      judges: name of each judge ('judge', 'second_judge') → its key in the record.
+      key: name of the judge in the record.
       samples: answers per task.
 
     Returns:
-      {'settings', 'sets': as in `Results`, with the scores by the first judge, so that `zeroplay_jax.compare` reads the
-      file,
+      {'settings', 'sets': as in `Results`, so that `zeroplay_jax.compare` reads the file,
       'tasks', 'rubrics', 'samples': int,
       'answers': {'given', 'missing': int, 'finish': {reason: int}},
-      'judges': {name: {'judge': key, 'rubrics_met': [mean, low, high] or null, 'scored_tasks',
-      'judgements': {'met', 'not_met', 'unread', 'failed'}}},
-      'agreement': `agreement` with the number of 'tasks', or null,
-      'task_scores': [{'task': id, name of a judge: score or null}]}. A task's score is the share of the verdicts on its
-      answers that are 'met', meaned over its answers; a missing answer has the score 0, and an answer without any
-      verdict none.
+      'judge': key, 'rubrics_met': [mean, low, high] or null, 'scored_tasks': int,
+      'judgements': {'met', 'not_met', 'unread', 'failed'},
+      'agreement': {key of another judge in the record: `agreement` with the number of 'tasks'},
+      'task_scores': [{'task': id, 'score': score or null}]}. A task's score is the share of the verdicts on its answers
+      that are 'met', meaned over its answers; a missing answer has the score 0, and an answer without any verdict none.
     """
-    scores_of_judge: dict[str, list[float | None]] = {}
-    result_of_judge: dict[str, dict[str, Any]] = {}
-    for name, key in judges.items():
-        scores = [_task_score(task, key, record) for task in tasks]
-        scores_of_judge[name] = scores
-        result_of_judge[name] = {'judge': key, **_summary(scores)}
-        result_of_judge[name]['judgements'] = _count_grades(tasks, key, record, samples)
-    task_scores = []
-    for number, task in enumerate(tasks):
-        entry = {'task': task.id}
-        for name, scores in scores_of_judge.items():
-            entry[name] = _rounded(scores[number])
-        task_scores.append(entry)
+    scores = [_task_score(task, key, record) for task in tasks]
+    known = [score for score in scores if score is not None]
     sets: dict[str, SetResults] = {}
-    first_scores = next(iter(scores_of_judge.values()))
     # Without any score there is no mean, and nothing to compare.
-    if any(score is not None for score in first_scores):
+    if known:
         answered = []
-        for task, score in zip(tasks, first_scores, strict=True):
+        for task, score in zip(tasks, scores, strict=True):
             # Answer and searches are those of the first sample.
             first = record.answers[task.id][0]
             answered.append(Answered(_rounded(score), first.searches, first.redundancy, first.text))
         sets[set_name] = SetResults.of([task.question for task in tasks], answered)
+    finishes = collections.Counter(one.finish for task in tasks for one in record.answers[task.id])
+    given = sum(bool(one.text) for task in tasks for one in record.answers[task.id])
+    counts = dict.fromkeys(('met', 'not_met', 'unread', 'failed'), 0)
+    # Judgements of missing answers are not asked.
+    for grade in filter(None, map(record.grades.get, judgements(tasks, key, samples))):
+        counts[grade.lost or ('met' if grade.met else 'not_met')] += 1
+    others = sorted({judgement.judge for judgement in record.grades} - {key})
     return {
         **Results(settings, sets).to_json(),
         'tasks': len(tasks),
         'rubrics': sum(len(task.rubrics) for task in tasks),
         'samples': samples,
-        'answers': _count_answers(tasks, record),
-        'judges': result_of_judge,
-        'agreement': _agreement(tasks, list(judges.values()), record, samples),
-        'task_scores': task_scores,
+        'answers': {
+            'given': given,
+            'missing': finishes.total() - given,
+            'finish': dict(sorted(finishes.items())),
+        },
+        'judge': key,
+        'rubrics_met': _rounded(statistics.mean_interval(known)) if known else None,
+        'scored_tasks': len(known),
+        'judgements': counts,
+        'agreement': {other: _agreement(tasks, (key, other), record, samples) for other in others},
+        'task_scores': [
+            {'task': task.id, 'score': _rounded(score)}
+            for task, score in zip(tasks, scores, strict=True)
+        ],
     }
 
 
@@ -129,61 +132,21 @@ def _task_score(task: RubricTask, key: str, record: GradingRecord) -> float | No
     return float(np.mean(shares)) if shares else None
 
 
-def _summary(scores: Sequence[float | None]) -> dict[str, Any]:
-    """Returns the mean score with its 95 % interval over tasks, and the number of tasks with a score."""
-    known_scores = [score for score in scores if score is not None]
-    interval = _rounded(statistics.mean_interval(known_scores)) if known_scores else None
-    return {'rubrics_met': interval, 'scored_tasks': len(known_scores)}
-
-
-def _count_grades(
-    tasks: Sequence[RubricTask], key: str, record: GradingRecord, samples: int
-) -> dict[str, int]:
-    """Returns the number of judgements per result."""
-    counts = dict.fromkeys(('met', 'not_met', 'unread', 'failed'), 0)
-    for judgement in judgements(tasks, key, samples):
-        grade = record.grades.get(judgement)
-        # Judgements of missing answers are not asked.
-        if grade is None:
-            continue
-        counts[grade.lost or ('met' if grade.met else 'not_met')] += 1
-    return counts
-
-
-def _count_answers(tasks: Sequence[RubricTask], record: GradingRecord) -> dict[str, Any]:
-    """Returns how many answers there are, how many are missing, and how their rollouts ended."""
-    finishes: collections.Counter[str] = collections.Counter()
-    given = 0
-    for task in tasks:
-        for answer in record.answers[task.id]:
-            finishes[answer.finish] += 1
-            given += bool(answer.text)
-    return {
-        'given': given,
-        'missing': finishes.total() - given,
-        'finish': dict(sorted(finishes.items())),
-    }
-
-
 def _agreement(
-    tasks: Sequence[RubricTask], keys: Sequence[str], record: GradingRecord, samples: int
-) -> dict[str, Any] | None:
-    """Returns the agreement of two judges over all rubrics with a verdict of both; None with one judge."""
-    if len(keys) < 2:
-        return None
-    first_key, second_key = keys
-    pairs = []
-    agreeing = set()
-    for judgement in judgements(tasks, first_key, samples):
-        first = record.grades.get(judgement)
-        second = record.grades.get(judgement._replace(judge=second_key))
+    tasks: Sequence[RubricTask], keys: tuple[str, str], record: GradingRecord, samples: int
+) -> dict[str, Any]:
+    """Returns the agreement of two judges over all rubrics with a verdict of both."""
+    verdicts = []
+    for key in keys:
+        grades = map(record.grades.get, judgements(tasks, key, samples))
+        verdicts.append([None if grade is None else grade.met for grade in grades])
+    pairs, agreeing = [], set()
+    for judgement, *pair in zip(judgements(tasks, '', samples), *verdicts, strict=True):
         # Missing answers are left out: both judges would agree on them without having read anything.
-        if first is None or second is None:
-            continue
-        if first.met is not None and second.met is not None:
-            pairs.append((first.met, second.met))
+        if None not in pair:
+            pairs.append(tuple(pair))
             agreeing.add(judgement.task)
-    return agreement(pairs) | {'tasks': len(agreeing)} if pairs else None
+    return agreement(pairs) | {'tasks': len(agreeing)}
 
 
 def agreement(pairs: Sequence[tuple[bool, bool]]) -> dict[str, Any]:
@@ -193,7 +156,7 @@ def agreement(pairs: Sequence[tuple[bool, bool]]) -> dict[str, Any]:
       {'items': int, 'table': {cell of `CELLS`: number of items}, 'raw': share of equal verdicts, 'kappa': Cohen's kappa
       (Educational and Psychological Measurement 20:37, 1960), (p_o - p_e) / (1 - p_e): p_o is 'raw', p_e that share for
       two independent judges with the same margins. 1: they always agree, 0: by chance; None if both give one and the
-      same verdict everywhere, because then chance alone explains everything}.
+      same verdict everywhere, because then chance alone explains everything, or there is no item}.
     """
     counts = [pairs.count(cell) for cell in CELLS.values()]
     both, first_only, second_only, neither = counts
@@ -206,7 +169,7 @@ def agreement(pairs: Sequence[tuple[bool, bool]]) -> dict[str, Any]:
     return {
         'items': items,
         'table': dict(zip(CELLS, counts, strict=True)),
-        'raw': _rounded((both + neither) / items),
+        'raw': _rounded((both + neither) / items) if items else None,
         'kappa': _rounded(observed / beyond_chance) if beyond_chance else None,
     }
 

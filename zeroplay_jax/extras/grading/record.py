@@ -11,7 +11,7 @@ import dataclasses
 import json
 import pathlib
 from collections.abc import Iterator, Sequence
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from zeroplay_jax.data import files
 from zeroplay_jax.evaluation.answering import Answer
@@ -107,7 +107,7 @@ def judgements(tasks: Sequence[RubricTask], key: str, samples: int) -> list[Judg
 
 
 class GradingRecord:
-    """The answers and grades in a folder. Use it as a context manager.
+    """The answers and grades in a folder.
 
     Args:
       folder: an existing folder.
@@ -129,15 +129,6 @@ class GradingRecord:
         for record in _read_lines(folder / GRADES, _parse_grade):
             self.grades.update(record)
         self._folder = folder
-        # Opened by the first line, so that an evaluation that does not begin leaves no files.
-        self._files: dict[str, BinaryIO] = {}
-
-    def __enter__(self) -> GradingRecord:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for file in self._files.values():
-            file.close()
 
     def add_answers(self, task: str, answers: tuple[Answer, ...]) -> None:
         """Appends the answers to a task."""
@@ -161,11 +152,10 @@ class GradingRecord:
         return grade is not None and grade.lost != 'failed'
 
     def _append(self, name: str, record: Json) -> None:
-        if name not in self._files:
-            # Unbuffered, so that a line reaches the operating system by one write.
-            self._files[name] = (self._folder / name).open('ab', buffering=0)
-        # ASCII, because a reason may quote half of a surrogate pair, which UTF-8 cannot encode.
-        self._files[name].write(json.dumps(record).encode() + b'\n')
+        # Unbuffered, so that a line reaches the operating system by one write.
+        with (self._folder / name).open('ab', buffering=0) as file:
+            # ASCII, because a reason may quote half of a surrogate pair, which UTF-8 cannot encode.
+            file.write(json.dumps(record).encode() + b'\n')
 
 
 def _read_lines(path: pathlib.Path, parse: Any) -> Iterator[Any]:

@@ -180,11 +180,7 @@ def _lines(name: str, *fields: str, answered: bool = True) -> Iterator[builders.
     """Yields (name, line number, record) of a file; with a required field also of a public set, which is downloaded."""
     path = name
     if fields and _is_public(name):
-        files.check_set(name)
-        # This import loads JAX, which local files do not need.
-        from zeroplay_jax.evaluation import question_sets
-
-        path = question_sets.path_of(name)
+        path = files.path_of_set(name)
     lines = files.numbered_lines(path, *fields, answered=answered)
     for number, record in _with_progress(lines, name, 'lines'):
         yield name, number, record
