@@ -28,7 +28,7 @@ def run(tmp_path, monkeypatch):
     monkeypatch.setattr(downloads, '_names', {})
     config = quickstart.get_config()
     config.policy.path = 'hf://owner/model'
-    places.download(config)
+    places.fetch(config)
     workdir = tmp_path / 'run'
     write_record(workdir, config, inputs=run_folder.fingerprints(config))
     checkpoints = Checkpointer(workdir, 1)
@@ -108,9 +108,7 @@ def refusal(run, tmp_path, capsys):
     return export_it
 
 
-@pytest.mark.parametrize(
-    ('name', 'reason'), [('file', 'File exists'), ('file/out', 'Not a directory')]
-)
+@pytest.mark.parametrize(('name', 'reason'), [('file', 'File exists'), ('file/out', 'File exists')])
 def test_a_file_in_place_of_the_output_folder_asks_for_another(refusal, tmp_path, name, reason):
     (tmp_path / 'file').write_text('mine')
     out = tmp_path / name

@@ -126,7 +126,7 @@ def test_a_run_from_the_hub_is_resumed_with_its_revision(tmp_path, monkeypatch):
         monkeypatch.setattr(downloads, '_fetch', lambda *_: snapshot)
         monkeypatch.setattr(downloads, '_names', {})
         config.policy.path = 'hf://owner/model'
-        places.download(config)
+        places.fetch(config)
 
     old = make_snapshot(tmp_path / 'cache', '0a1b')
     download(old)
@@ -228,9 +228,9 @@ def read_files(tmp_path, monkeypatch):
 
 
 def record(config, workdir, index='hash 1', is_resumed=True):
-    inputs = run_folder.check(workdir, config, is_resumed)
     if is_resumed:
         (workdir / 'checkpoints' / '1').mkdir(parents=True, exist_ok=True)
+    inputs, _ = run_folder.check(workdir, config)
     start = dict(index=index, template={}, roles={}, weights={}, is_resumed=is_resumed)
     run_folder.begin(workdir, config, inputs, **start)
 
@@ -257,6 +257,7 @@ def test_a_resume_on_other_content_is_refused_in_one_line(read_files, path, fiel
         record(read_files, workdir)
     assert '\n' not in str(error.value)
     # Before the first checkpoint nothing was learnt from it.
+    shutil.rmtree(workdir / 'checkpoints')
     record(read_files, workdir, is_resumed=False)
     record(read_files, workdir)
 

@@ -32,7 +32,7 @@ import numpy as np
 
 from zeroplay_jax.evaluation import protocols, report_builder, statistics, tables
 from zeroplay_jax.evaluation.results import Results, compare, heading, shared_sets
-from zeroplay_jax.retrieval import downloads, objects
+from zeroplay_jax.retrieval import downloads
 from zeroplay_jax.retrieval.command import Parser, exit_status
 from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.runtime import signals
@@ -188,7 +188,7 @@ def _covered(sides: Sides) -> str:
 
 def _is_workdir(side: str) -> bool:
     """Returns whether an argument names the workdir of a run: a folder, or an address without the suffix of results."""
-    is_address = objects.is_address(side) and not side.endswith('.json')
+    is_address = downloads.is_address(side) and not side.endswith('.json')
     return is_address or pathlib.Path(side).is_dir()
 
 

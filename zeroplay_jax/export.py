@@ -20,6 +20,7 @@ import os
 import pathlib
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,7 @@ from zeroplay_jax.types import UserError
 if TYPE_CHECKING:
     # It imports JAX, whose devices are chosen first.
     from zeroplay_jax.learner.weights_view import FrozenBase
+    from zeroplay_jax.run.branch import Source
     from zeroplay_jax.run.policies import Texts
 
 EXAMPLES = """examples:
@@ -120,24 +122,45 @@ def export(workdir: pathlib.Path, out: pathlib.Path, best: bool = False) -> list
         )
     # The devices of the run may be in use by it. Read when JAX is imported.
     os.environ['JAX_PLATFORMS'] = 'cpu'
-    from zeroplay_jax.policy import hf
-    from zeroplay_jax.run import branch, policies, run_folder
+    from zeroplay_jax.run import branch, run_folder
 
     start = pathlib.Path(
         fetch_model('config.policy.path', config.policy.path) or BUILT_IN_CHECKPOINT
     )
-    model = hf.read_config(start)
     # The Hub or this clone may have another checkpoint of the same name since.
     run_folder.check_start(workdir, start)
-    source = branch.newest_checkpoint(workdir / 'best' if best else workdir)
+    with _output_errors(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        # Gets links to the files of the checkpoint, which the run may remove meanwhile.
+        links = tempfile.TemporaryDirectory(prefix='.', dir=out.parent)
+    with links as folder:
+        source = branch.newest_checkpoint(
+            workdir / 'best' if best else workdir, pathlib.Path(folder)
+        )
+        folders = _export(config, workdir, start, source, out)
+    source.print_use()
+    return folders
+
+
+def _export(
+    config: ConfigDict,
+    workdir: pathlib.Path,
+    start: pathlib.Path,
+    source: Source,
+    out: pathlib.Path,
+) -> list[pathlib.Path]:
+    """Writes the weights of a checkpoint of the run in a workdir; arguments and errors as of `export`."""
+    from zeroplay_jax.policy import hf
+    from zeroplay_jax.run import branch, policies
+
+    model = hf.read_config(start)
     names = branch.policy_names(source)
     folders = [out / name for name in names]
     if config.policy.adapters.merge:
         folders.extend(map(policies.merged_folder, folders[:]))
     for folder in folders:
-        with _output_errors(out):
-            if folder.exists():
-                raise UserError(f'{folder}: exists already; choose another --out or remove it')
+        if os.path.lexists(folder):
+            raise UserError(f'{folder}: exists already; choose another --out or remove it')
     exporter = run_record.export_texts(run_record.identity_of_checkpoint(source.folder))
     texts = _texts(config, workdir, start, exporter, source.step)
     base = _load_base(config, start) if config.policy.adapters.merge else None
@@ -147,16 +170,10 @@ def export(workdir: pathlib.Path, out: pathlib.Path, best: bool = False) -> list
             texts_of_name = texts.get(name, policies.Texts(exporter, exporter))
             with _output_errors(out):
                 policies.write_policy(config, start, model, base, params, texts_of_name, out / name)
-    except BaseException as error:
+    except BaseException:
         for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
-        # Orbax and its libraries raise exceptions of many types.
-        if not source.folder.is_dir() and isinstance(error, Exception):
-            raise UserError(
-                f'{workdir}: the run removed checkpoint {source.step} meanwhile; run the command again'
-            ) from None
         raise
-    source.print_use()
     return folders
 
 

@@ -20,7 +20,7 @@ sys.path.insert(0, 'tests')
 from folder_bucket import FolderBucket
 from zeroplay_jax.configs import quickstart
 from zeroplay_jax.learner import checkpoint
-from zeroplay_jax.retrieval import objects
+from zeroplay_jax.retrieval import downloads
 from zeroplay_jax.runtime import workdir
 from zeroplay_jax.extras.buckets import run as bucket_run
 import orbax.checkpoint as ocp

@@ -51,7 +51,7 @@ def begin(workdir, config, inputs=INPUTS):
 
 
 def check(workdir):
-    run_folder.has_checkpoint(workdir)
+    run_folder.check_checkpoints(workdir)
 
 
 def exchange(one, other, name):
@@ -116,7 +116,7 @@ def test_a_checkpoint_beside_another_config_is_not_read(two_runs, user_meets):
     with user_meets('4: is of another run'):
         branch.newest_checkpoint(run)
     with pytest.raises(UserError, match='is of another run'):
-        with branch.found(Hosts(), Place(run.parent / 'new'), str(run), is_resumed=False):
+        with branch.found(Hosts(), Place(run.parent / 'new'), str(run)):
             pass
 
 

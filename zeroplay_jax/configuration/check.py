@@ -28,7 +28,7 @@ from zeroplay_jax.configuration.places import (
     read_policy,
 )
 from zeroplay_jax.extras import load_extra
-from zeroplay_jax.retrieval import downloads, objects
+from zeroplay_jax.retrieval import downloads
 from zeroplay_jax.runtime.record import FILE_NAME
 from zeroplay_jax.runtime.workdir import check_is_folder
 from zeroplay_jax.settings.kinds import PACKAGE, PROMPT_SETS, ConfigError, leaves
@@ -100,7 +100,7 @@ def _check_folders(mistakes: list[str]) -> None:
         if not workdir:
             raise ConfigError(command_line.NO_WORKDIR)
         check_is_folder(workdir, True)
-    is_here = source and flags.FLAGS.files and not objects.is_address(source)
+    is_here = source and flags.FLAGS.files and not downloads.is_address(source)
     if is_here and not pathlib.Path(source, FILE_NAME).is_file():
         mistakes.append(f'--from={source}: not the workdir of a run; it has no {FILE_NAME}')
 
@@ -128,7 +128,7 @@ def _loaded(words: Sequence[str], mistakes: list[str]) -> ConfigDict | None:
 def _check_config(config: ConfigDict, target: Any, mistakes: list[str]) -> str:
     """Notes the mistakes of a config, also on the machine of --on; returns what is to be said of its memory, or ''."""
     has_files, workdir = flags.FLAGS.files, flags.FLAGS.workdir or ''
-    is_here = bool(workdir) and has_files and not objects.is_address(workdir)
+    is_here = bool(workdir) and has_files and not downloads.is_address(workdir)
     if is_here:
         with _noted(mistakes):
             keep_prompts(config, workdir)
@@ -137,7 +137,7 @@ def _check_config(config: ConfigDict, target: Any, mistakes: list[str]) -> str:
     in_buckets = []
     for name, path in _paths(config).items():
         config.update_from_flattened_dict({name: downloads.packaged(path)})
-        if objects.is_address(path):
+        if downloads.is_address(path):
             in_buckets.append(name)
     # A run keeps the -1 of a mesh in its config.
     on_machine = config.copy_and_resolve_references()

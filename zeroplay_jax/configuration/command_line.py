@@ -23,7 +23,7 @@ from absl import app, flags, logging
 from ml_collections import ConfigDict
 
 from zeroplay_jax.configuration import fields, rules
-from zeroplay_jax.retrieval import objects
+from zeroplay_jax.retrieval import downloads
 from zeroplay_jax.retrieval.command import MessageFormatter, similar_path
 from zeroplay_jax.runtime import signals
 from zeroplay_jax.runtime.workdir import check_is_folder
@@ -147,7 +147,7 @@ def policy_of_iteration(path: str) -> str:
     name = 'policy'
     if config.weights == 'separate':
         name = recipe_class(config.recipe).evaluated_role
-    if objects.is_address(match[1]):
+    if downloads.is_address(match[1]):
         return f'{match[1]}/{match[2]}/{name}'
     folder = workdir / match[2] / name
     if not folder.is_dir():

@@ -21,7 +21,7 @@ from ml_collections import ConfigDict, config_flags
 
 from zeroplay_jax.extras import load_extra
 from zeroplay_jax.objectives.registry import did_you_mean
-from zeroplay_jax.retrieval import objects
+from zeroplay_jax.retrieval import downloads
 from zeroplay_jax.rollout.prompts import select
 from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.runtime import workdir as run_workdir
@@ -547,8 +547,9 @@ def _of_file(name: str, variant: str) -> ConfigDict:
 # A run is resumed only with the config that it was started with.
 
 
-# Fields that may change on resume: the result does not depend on them.
+# Fields that may change on resume: the result does not depend on them, or, of the iterations, goes on from there.
 CHANGEABLE_FIELDS = (
+    'schedule.iterations',
     'progress',
     'stop_after_empty_steps',
     'stop_at_alarms',
@@ -585,7 +586,7 @@ def check(workdir: str | pathlib.Path, config: ConfigDict | Config) -> None:
       WorkdirError: one line.
     """
     arguments = (frozen(config).to_dict(), changeable_fields(config))
-    if objects.is_address(workdir):
+    if downloads.is_address(workdir):
         load_extra('buckets', 'workdir').check(str(workdir), config.bucket.spool, *arguments)
     else:
         run_workdir.check(pathlib.Path(workdir), *arguments)

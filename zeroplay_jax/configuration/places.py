@@ -169,12 +169,8 @@ def _paths(field: str, value: str) -> list[str]:
 # Policy folders and files, on the disk or on the Hugging Face Hub (hf://…), and their download.
 
 
-# Fields that may be a name on the Hub: of a model, or of a file of a dataset.
+# Fields that may be a model on the Hub; others may be a file of a dataset.
 _MODEL_FIELDS = ('policy.path', 'retrieval.encoder')
-_FILE_FIELDS = (
-    *('eval.file', 'eval.tasks'),
-    *('inputs.questions', 'inputs.answers', 'inputs.documents', 'inputs.tasks'),
-)
 
 
 def policy_folder(config: Config, recipe: type[Recipe]) -> Iterator[Problem]:
@@ -212,7 +208,7 @@ def adapter_folders(config: Config, recipe: type[Recipe]) -> Iterator[Problem]:
     settings = config.policy.adapters
     for role in trained_roles(config):
         folder = config[role].adapter
-        if not settings.rank or not folder:
+        if not settings.rank or not folder or downloads.is_address(folder):
             continue
         with _named(f'config.{role}.adapter'):
             stored = adapter_config.read(folder)
@@ -331,23 +327,34 @@ def file_exists(field: str, path: str) -> bool:
     return pathlib.Path(path).is_file()
 
 
-def download(config: ConfigDict) -> None:
-    """Replaces names on the Hub by the paths of what they name, in place; downloads what is not in the cache.
+def fetch(config: ConfigDict, section_name: str = '') -> None:
+    """Replaces names on the Hub and addresses in a bucket by the paths of their local copies, in place.
 
-    Call it after the config was checked: a model may take minutes.
+    Downloads what is missing or outdated; a model may take minutes. Paths of what comes with the package, such as
+    zeroplay_jax/mini/clean, become those of this installation.
+
+    Args:
+      config: is changed.
+      section_name: only its fields; '': all.
 
     Raises:
       ConfigError: one line; what could not be fetched.
     """
-    values = leaves(config)
-    for field in _MODEL_FIELDS:
-        path = fetch_model(f'config.{field}', values[field])
-        config.update_from_flattened_dict({field: path})
-    for field in _FILE_FIELDS:
-        if field in values:
-            with _named(f'config.{field}'):
-                fetched = map(downloads.fetch_file, _paths(field, values[field]))
-                config.update_from_flattened_dict({field: ','.join(fetched)})
+    for name, value in leaves(config).items():
+        if isinstance(value, str) and name.startswith(f'{section_name}.' if section_name else ''):
+            fetch_one = downloads.fetch_model if name in _MODEL_FIELDS else downloads.fetch_file
+            with _named(f'config.{name}'):
+                fetched = ','.join(map(fetch_one, _paths(name, value)))
+                config.update_from_flattened_dict({name: fetched})
+
+
+def elsewhere(config: ConfigDict) -> list[str]:
+    """Returns the fields that have a name on the Hub or an address in a bucket."""
+    names = []
+    for name, value in leaves(config).items():
+        if downloads.is_address(value) or downloads.is_name(str(value)):
+            names.append(name)
+    return names
 
 
 def fetch_model(flag: str, path: str) -> str:
@@ -361,41 +368,7 @@ def fetch_model(flag: str, path: str) -> str:
       ConfigError: one line; it could not be fetched.
     """
     with _named(flag):
-        return downloads.fetch_model(downloads.fetch(path))
-
-
-# ---- buckets and the package -----------------------------------------------------------------------
-#
-# Files and folders in a bucket (gs://bucket/path), or in the package, get local paths.
-
-
-def fetch_addresses(config: ConfigDict, section_name: str = '') -> None:
-    """Replaces addresses in a bucket by the paths of their local copies, in place; downloads what is outdated.
-
-    Paths of what comes with the package, such as zeroplay_jax/mini/clean, become those of this installation.
-
-    Args:
-      config: is changed.
-      section_name: only its fields; '': all.
-
-    Raises:
-      ConfigError: one line; what could not be fetched.
-    """
-    for name, value in leaves(config).items():
-        if isinstance(value, str) and name.startswith(f'{section_name}.' if section_name else ''):
-            with _named(f'config.{name}'):
-                fetched = ','.join(map(downloads.fetch, _paths(name, value)))
-                config.update_from_flattened_dict({name: fetched})
-
-
-def fetch_file(path: str) -> str:
-    """Returns the path of the local copy of a question set in a bucket; any other text as it is.
-
-    Raises:
-      ConfigError: one line; it could not be fetched.
-    """
-    with _named('--sets'):
-        return downloads.fetch(path)
+        return downloads.fetch_model(path)
 
 
 # ---- prompts ---------------------------------------------------------------------------------------

@@ -18,7 +18,6 @@ from zeroplay_jax.configuration import fields, places
 from zeroplay_jax.mini import world
 from zeroplay_jax.objectives import rewards
 from zeroplay_jax.objectives.registry import BUILT_IN_LOSSES, LossProperties
-from zeroplay_jax.retrieval import objects
 from zeroplay_jax.rollout.prompts import select
 from zeroplay_jax.selfplay.recipe import INITIAL_WEIGHTS, Recipe, recipe_class, trained_roles
 from zeroplay_jax.settings.kinds import (
@@ -49,7 +48,7 @@ def check(
 
     Args:
       config: config of a run; it gets the fields of its recipe (`fields.fit_to_recipe`), local copies of what lies in a
-        bucket, and the text of its prompts.
+        bucket or on the Hub, and the text of its prompts.
       has_evaluation: whether the command evaluates on the questions of the config; a corpus other than the miniature
         worlds then needs `eval.file`.
       is_training: whether the command trains, for which a recipe may need documents.
@@ -61,11 +60,11 @@ def check(
     fields.fit_to_recipe(config)
     fields.check_values(config)
     if has_files:
-        if any(map(objects.is_address, fields.leaves(config).values())):
-            # A mistake is told before anything is downloaded.
-            for line in lines(config, has_evaluation, is_training, has_files=False):
+        # A mistake is told before anything is downloaded.
+        if unread := places.elsewhere(config):
+            for line in lines(config, has_evaluation, is_training, unread=unread):
                 raise ConfigError(line)
-        places.fetch_addresses(config)
+        places.fetch(config)
     for line in lines(config, has_evaluation, is_training, has_files):
         raise ConfigError(line)
     # The text takes the place of its file.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from zeroplay_jax.evaluation import report_builder
-from zeroplay_jax.retrieval import loopback, objects
+from zeroplay_jax.retrieval import downloads, loopback
 from zeroplay_jax.types import UserError
 
 HOST = '127.0.0.1'  # no other machine reaches it
@@ -25,7 +25,7 @@ def serve(workdirs: Sequence[str], port: int) -> None:
       UserError: one line; a workdir cannot be read or lies in a bucket, or the port is taken.
     """
     for workdir in workdirs:
-        if objects.is_address(workdir):
+        if downloads.is_address(workdir):
             raise UserError(
                 f'{workdir}: --serve follows folders of this machine alone; write the report without it'
             )

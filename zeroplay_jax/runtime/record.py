@@ -18,6 +18,8 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import pydantic
+
 from zeroplay_jax.retrieval import downloads, json_text
 from zeroplay_jax.runtime import disk
 from zeroplay_jax.settings.kinds import built_in_name, leaves, prompts_name
@@ -45,6 +47,7 @@ class WorkdirError(UserError):
     """The workdir cannot be used for this run; the message says why."""
 
 
+@pydantic.with_config(extra='forbid')
 @dataclasses.dataclass(frozen=True)
 class Record:
     """The content of `run.json`.
@@ -79,19 +82,18 @@ def read(workdir: pathlib.Path) -> Record | None:
     """
     path = workdir / FILE_NAME
     try:
-        stored = json_text.read_object(path, float)
+        return pydantic.TypeAdapter(Record).validate_python(json_text.read_object(path, float))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except ValueError as error:
+        problem = str(error)
+        if isinstance(error, pydantic.ValidationError):
+            first = error.errors()[0]
+            problem = f'{".".join(map(str, first["loc"]))}: {first["msg"]}'
         raise WorkdirError(
-            f'{path}: cannot be read ({error}); bring it back from a copy, or choose another workdir'
+            f'{path}: cannot be read ({problem}); bring it back from a copy, read it with its version, or '
+            'choose another workdir'
         ) from None
-    names = {field.name for field in dataclasses.fields(Record)}
-    if not isinstance(stored.get('config'), dict) or stored.keys() - names:
-        raise WorkdirError(
-            f'{path}: was written by another version; read it with that version, or choose another workdir'
-        )
-    return Record(**stored)
 
 
 def write(workdir: pathlib.Path, record: Record) -> None:
@@ -100,11 +102,16 @@ def write(workdir: pathlib.Path, record: Record) -> None:
     disk.write_text(workdir / FILE_NAME, text + '\n')
 
 
-def update(workdir: pathlib.Path, **changes: Any) -> None:
-    """Replaces fields of the record in a workdir, which must have one."""
+def recorded(workdir: pathlib.Path) -> Record:
+    """Returns the record in a workdir, which must have one."""
     record = read(workdir)
     assert record is not None
-    write(workdir, dataclasses.replace(record, **changes))
+    return record
+
+
+def update(workdir: pathlib.Path, **changes: Any) -> None:
+    """Replaces fields of the record in a workdir, which must have one."""
+    write(workdir, dataclasses.replace(recorded(workdir), **changes))
 
 
 def find_difference(saved: Entries, current: Entries) -> str:

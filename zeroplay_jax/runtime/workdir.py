@@ -16,14 +16,15 @@ from collections.abc import Iterator
 from typing import Any, TextIO
 
 from zeroplay_jax.extras import load_extra
-from zeroplay_jax.retrieval import objects
-from zeroplay_jax.retrieval.types import RetrievalError
+from zeroplay_jax.retrieval import downloads
 from zeroplay_jax.runtime.record import FILE_NAME, WorkdirError, flat_config, read
-from zeroplay_jax.types import Json
+from zeroplay_jax.types import Json, UserError
 
 # A message names this many differing fields at most.
 _MAX_FIELDS_IN_ERROR = 5
 _LOCK = '.lock'
+# It may only grow.
+_LENGTH = 'schedule.iterations'
 
 
 class InUse(WorkdirError):
@@ -40,9 +41,9 @@ def local_run(workdir: str | pathlib.Path, checkpoints: str = '') -> pathlib.Pat
     Raises:
       UserError: one line; there is no run in the bucket, or it cannot be read.
     """
-    if not objects.is_address(workdir):
+    if not downloads.is_address(workdir):
         return pathlib.Path(workdir)
-    return load_extra('buckets', 'workdir').local_run(str(workdir), checkpoints)
+    return load_extra('buckets', 'copies').local_run(str(workdir), checkpoints)
 
 
 def check_is_folder(workdir: str | pathlib.Path, allows_bucket: bool = False) -> None:
@@ -63,14 +64,12 @@ def check_is_folder(workdir: str | pathlib.Path, allows_bucket: bool = False) ->
         raise WorkdirError(
             f'--workdir={workdir}: this cannot be written to a bucket or another address; give a folder'
         )
-    if not objects.is_address(workdir):
+    if not downloads.is_address(workdir):
         raise WorkdirError(f'--workdir={workdir}: give a folder, or gs://bucket/path')
     try:
-        _, path = objects.split(str(workdir))
-    except RetrievalError as error:
+        load_extra('buckets', 'objects').split(str(workdir))
+    except UserError as error:
         raise WorkdirError(f'--workdir={error}') from None
-    if not path:
-        raise WorkdirError(f'--workdir={workdir}: names a bucket; give gs://bucket/path')
 
 
 def _check_place(workdir: pathlib.Path) -> None:
@@ -251,8 +250,10 @@ def _check_equal(
     """Raises WorkdirError if the flattened configs differ in a field that is not free."""
     differing = []
     for field in sorted(saved.keys() | current.keys()):
-        if field not in free and saved.get(field) != current.get(field):
-            differing.append(f'{field} (there {saved.get(field)}, now {current.get(field)})')
+        there, here = saved.get(field), current.get(field)
+        is_shorter = field == _LENGTH and type(there) is int and here < there
+        if there != here and (field not in free or is_shorter):
+            differing.append(f'{field} (there {there}, now {here})')
     if not differing:
         return
     fields = ', '.join(differing[:_MAX_FIELDS_IN_ERROR])

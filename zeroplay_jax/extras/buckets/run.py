@@ -16,6 +16,8 @@ import sys
 import time
 from collections.abc import Iterator
 
+from zeroplay_jax.extras.buckets import objects
+from zeroplay_jax.extras.buckets.copies import THREADS
 from zeroplay_jax.extras.buckets.lease import Lease
 from zeroplay_jax.extras.buckets.mirror import DOWNLOADS, LOGS, Mirror
 from zeroplay_jax.extras.buckets.workdir import (
@@ -32,8 +34,7 @@ from zeroplay_jax.extras.buckets.workdir import (
 )
 from zeroplay_jax.learner import checkpoint
 from zeroplay_jax.learner.checkpoint import FOLDER, saved_steps
-from zeroplay_jax.retrieval import objects, progress
-from zeroplay_jax.retrieval.downloads import THREADS
+from zeroplay_jax.retrieval import progress
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.run.run_folder import Place
 from zeroplay_jax.runtime import workdir as run_workdir
