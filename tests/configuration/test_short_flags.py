@@ -103,7 +103,8 @@ def test_a_name_of_a_wrong_form_is_refused_before_anything_is_asked(hub_folder, 
     sound.policy.path = 'hf://Qwen'
     assert 'config.policy.path: hf://Qwen: names no model' in message(sound)
     with pytest.raises(UserError, match='config.eval.file: hf://owner/set: names no file of a'):
-        places.file_exists('eval.file', 'hf://owner/set')
+        sound.eval.file = 'hf://owner/set'
+        next(places.input_files(sound, None))
     files.check_set('hf://owner/set/test.jsonl')
     with pytest.raises(UserError, match='hf://owner/set: names no file of a dataset'):
         files.check_set('hf://owner/set')

@@ -108,7 +108,7 @@ def _check_folders(mistakes: list[str]) -> None:
 def _loaded(words: Sequence[str], mistakes: list[str]) -> ConfigDict | None:
     """Returns the config as the run would read it, without the flags that cannot be read; None if there is none."""
     with _noted(mistakes):
-        config = command_line.config_of_file(flags.FLAGS.config)
+        config = fields.config_of_file(flags.FLAGS.config)
         flags_of: dict[str, list[str]] = {}
         for group in fields.with_values(words):
             with _noted(mistakes):
@@ -120,9 +120,6 @@ def _loaded(words: Sequence[str], mistakes: list[str]) -> ConfigDict | None:
                 fields.put(config, {name: flags_of[name]})
         return config
     return None
-
-
-# ---- the config --------------------------------------------------------------------------------------
 
 
 def _check_config(config: ConfigDict, target: Any, mistakes: list[str]) -> str:

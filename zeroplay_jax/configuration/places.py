@@ -130,13 +130,16 @@ def input_files(config: Config, recipe: type[Recipe]) -> Iterator[Problem]:
     contents: dict[str, list[Any]] = {}
     for field, read in _READERS.items():
         for path in filter(None, _paths(field, values.get(field, ''))):
-            if not file_exists(field, path):
+            if not pathlib.Path(path).is_file() and not downloads.is_name(path):
                 one_of_several = '' if path == values[field] else f'{path}: '
                 text = f'no such file; name a file of JSON lines{similar_path(path)}'
                 yield Problem(field, one_of_several + text)
-            # Files of the Hub are downloaded later.
-            elif not downloads.is_name(path):
-                with _named(f'config.{field}'):
+                continue
+            with _named(f'config.{field}'):
+                if downloads.is_name(path):
+                    # It is downloaded later.
+                    downloads.check_name(path, is_file=True)
+                else:
                     contents.setdefault(field, []).append(read(path))
     _warn_of_trained_questions(config, contents)
     names = [pathlib.Path(path).stem for path in config.eval.file.split(',')]
@@ -162,11 +165,6 @@ def _warn_of_trained_questions(config: ConfigDict, contents: Mapping[str, list[A
 def _paths(field: str, value: str) -> list[str]:
     """Returns the paths in a field: of eval.file those between commas."""
     return value.split(',') if field == 'eval.file' else [value]
-
-
-# ---- checkpoints -----------------------------------------------------------------------------------
-#
-# Policy folders and files, on the disk or on the Hugging Face Hub (hf://…), and their download.
 
 
 # Fields that may be a model on the Hub; others may be a file of a dataset.
@@ -314,19 +312,6 @@ def has_architecture(config: ConfigDict) -> bool:
         return False
 
 
-def file_exists(field: str, path: str) -> bool:
-    """Returns whether a file exists, or may: nothing is asked over the network.
-
-    Raises:
-      ConfigError: a name on the Hub that names no file of a dataset.
-    """
-    if downloads.is_name(path):
-        with _named(f'config.{field}'):
-            downloads.check_name(path, is_file=True)
-        return True
-    return pathlib.Path(path).is_file()
-
-
 def fetch(config: ConfigDict, section_name: str = '') -> None:
     """Replaces names on the Hub and addresses in a bucket by the paths of their local copies, in place.
 
@@ -371,9 +356,6 @@ def fetch_model(flag: str, path: str) -> str:
         return downloads.fetch_model(path)
 
 
-# ---- prompts ---------------------------------------------------------------------------------------
-
-
 def keep_prompts(config: ConfigDict, workdir: str | pathlib.Path, keeps_sets: bool = True) -> None:
     """Gives a config the prompts of a user with which the run in a workdir began, in place, and says so.
 
@@ -401,9 +383,6 @@ def keep_prompts(config: ConfigDict, workdir: str | pathlib.Path, keeps_sets: bo
             file=sys.stderr,
         )
         config.prompts = text
-
-
-# ---- servers ---------------------------------------------------------------------------------------
 
 
 def addresses(config: Config, recipe: type[Recipe]) -> Iterator[Problem]:

@@ -117,9 +117,6 @@ def lines(
             yield str(error)
 
 
-# ---- rollouts ----------------------------------------------------------------------------------------
-
-
 def _sections(config: Section, prefix: str = '') -> Iterator[tuple[str, Section]]:
     """Yields (dotted name, section) of all sections, those in others too."""
     for name, value in config.items():
@@ -299,9 +296,6 @@ def evaluation(config: Config, recipe: type[Recipe]) -> Iterator[Problem]:
         yield Problem('eval.file', text)
 
 
-# ---- updates -----------------------------------------------------------------------------------------
-
-
 def properties_of(loss: str) -> LossProperties:
     """Returns the properties of a loss. Imports JAX for one of another package; built-in ones do not need it here."""
     if ':' not in loss:
@@ -447,9 +441,6 @@ def hops(config: Config, recipe: type[Recipe]) -> Iterator[Problem]:
     if {'documents', 'answers'} & set(recipe.input_files) and config.rollout.max_turns < most:
         text = f'a {most}-hop question (schedule.hop_ratio) takes {most - 1} searches and a turn to write it'
         yield Problem('rollout.max_turns', f'{text}; give {most} or more, or ask for fewer hops')
-
-
-# ---- devices and processes ---------------------------------------------------------------------------
 
 
 def division(config: Config, recipe: type[Recipe]) -> Iterator[Problem]:

@@ -499,11 +499,6 @@ def build_engine(config: ConfigDict | Config, run: RunContext) -> Engine:
     )
 
 
-# ---- weights ---------------------------------------------------------------------------------------
-#
-# Loading them, and the learners that train them.
-
-
 def check_base(config: Config) -> None:
     """Raises ConfigError if the base of a training run with adapters is an adapter itself."""
     # Not a rule about configs: an evaluation with the same config takes the folder of a trained adapter.

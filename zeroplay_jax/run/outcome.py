@@ -191,16 +191,6 @@ def remedy(engine: Engine, policy: str) -> str:
     return _INFORMATION
 
 
-def policies_due(engine: Engine, steps: Sequence[Step]) -> list[str]:
-    """Returns the names of the weights that the schedule trains."""
-    # A dict keeps the order of insertion; the order of a set differs between processes.
-    due: dict[str, None] = {}
-    for step in steps:
-        for role in step.phase.trains:
-            due[engine.weights_of[role]] = None
-    return list(due)
-
-
 def learning_summary(
     engine: Engine, steps: Sequence[Step], unchanged: Sequence[str], stopped: Stop | None
 ) -> dict[str, Any]:
@@ -219,7 +209,9 @@ def learning_summary(
     learning = engine.learning
     policies = {}
     untrained = []
-    for name in policies_due(engine, steps):
+    # A dict keeps the order of insertion; the order of a set differs between processes.
+    due = dict.fromkeys(engine.weights_of[role] for step in steps for role in step.phase.trains)
+    for name in due:
         # Both conditions are needed: weight decay alone changes weights, and an update may be too small to
         # change them.
         is_trained = learning.trained_steps[name] > 0 and name not in unchanged

@@ -30,14 +30,6 @@ from jax.experimental import multihost_utils
 
 from zeroplay_jax.types import Preempted, UserError
 
-# ---- daemon pool -----------------------------------------------------------------------------------
-#
-# Threads that run functions and never keep the process alive.
-#
-# `concurrent.futures.ThreadPoolExecutor` is the obvious choice and not usable here: Python joins its
-# threads when the process ends, so a tool that never returns would keep every run from ending.
-
-
 # How long the end of the process waits for functions in progress. They get this time because a
 # thread of a C++ library that is stopped in the middle may crash the process.
 _EXIT_SECONDS = 2.0
@@ -50,7 +42,10 @@ _threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 class DaemonPool:
-    """Runs functions in daemon threads, in the order of submission.
+    """Runs functions in daemon threads, in the order of submission; they never keep the process alive.
+
+    Python joins the threads of `concurrent.futures.ThreadPoolExecutor` when the process ends, so a tool that never
+    returns would keep every run from ending.
 
     Args:
       workers: largest number of threads.
@@ -124,9 +119,6 @@ def _finish() -> None:
     deadline = time.monotonic() + _EXIT_SECONDS
     for thread in list(_threads):
         thread.join(max(0.0, deadline - time.monotonic()))
-
-
-# ---- hosts -----------------------------------------------------------------------------------------
 
 
 Identity = tuple[int, ...]
@@ -283,8 +275,6 @@ class Hosts:
             error_type = _ERROR_TYPES[result.kind]
             raise error_type(f'process {process}: {result.error}') from local_exception
         return [result.value for result in results]
-
-    # ---- between episodes of one step ----------------------------------------------------------------------
 
     def share(self, identity: Identity, value: Any) -> None:
         """Makes a JSON value readable in all processes. Only the process that owns the identity may call it.

@@ -2,8 +2,8 @@
 
 A killed run resumes from its last checkpoint, which may be some steps older than the last line it wrote. The lines
 after that checkpoint are removed when the files are opened; the run then repeats those steps with the same values and
-writes them again. No curve shows such a step twice: TensorBoard's files are cut back when they are opened, and the
-services (Weights & Biases, MLflow) keep the values they have.
+writes them again. No curve shows such a step twice: TensorBoard drops them at the mark of a restart, and the services
+(Weights & Biases, MLflow) keep the values they have.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import os
 import pathlib
 import re
 import socket
-import struct
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,7 +23,6 @@ from tensorboard.compat.proto import event_pb2
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from zeroplay_jax.runtime import disk
 from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.types import Json, UserError, first_line
 
@@ -32,9 +30,6 @@ from zeroplay_jax.types import Json, UserError, first_line
 _PROJECT = 'zeroplay_jax'
 # Characters that MLflow allows in the name of a metric.
 _NOT_ALLOWED = re.compile(r'[^\w\-. /]')
-_EVENTS = 'events.out.tfevents'
-# In front of an event in a file of TensorBoard.
-_HEADER_BYTES = 12
 
 
 class ScalarWriter(Protocol):
@@ -51,13 +46,14 @@ class TensorBoardWriter:
     """TensorBoard events in the workdir; see `open_writers` for the arguments."""
 
     def __init__(self, workdir: pathlib.Path, first_step: int):
-        for path in sorted(workdir.glob(f'{_EVENTS}.*')):
-            _cut_events(path, first_step)
         # Names of files in one folder differ, and are in the order of the runs.
-        name = f'{_EVENTS}.{time.time():.6f}.{socket.gethostname()}'
+        name = f'events.out.tfevents.{time.time():.6f}.{socket.gethostname()}'
         self._file = (workdir / name).open('wb')
         self._records = RecordWriter(self._file)
         self._write(event_pb2.Event(file_version='brain.Event:2'))
+        # Readers drop what earlier files have of this step and later ones.
+        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        self._write(event_pb2.Event(step=first_step, session_log=start))
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         scalars = [Summary.Value(tag=tag, simple_value=values[tag]) for tag in values]
@@ -71,30 +67,6 @@ class TensorBoardWriter:
         self._records.write(event.SerializeToString())
         # At once, because a killed run must have written every step that its checkpoint covers.
         self._file.flush()
-
-
-def _cut_events(path: pathlib.Path, first_step: int) -> None:
-    """Removes the events of steps from `first_step` on from a file of TensorBoard, or the file if none is left."""
-    content = path.read_bytes()
-    kept = []
-    has_values = False
-    begin = 0
-    # A record is its length, a checksum of 4 bytes, the event, and one of 4 bytes. A kill leaves an incomplete one.
-    while len(content) >= begin + _HEADER_BYTES:
-        (length,) = struct.unpack_from('<Q', content, begin)
-        end = begin + _HEADER_BYTES + length + 4
-        if end > len(content):
-            break
-        event = event_pb2.Event.FromString(content[begin + _HEADER_BYTES : end - 4])
-        is_value = event.HasField('summary')
-        if not is_value or event.step < first_step:
-            kept.append(content[begin:end])
-            has_values |= is_value
-        begin = end
-    if has_values:
-        disk.write_bytes(path, kept)
-    else:
-        path.unlink()
 
 
 class WandbWriter:
@@ -219,7 +191,7 @@ def open_writers(
 
     Args:
       workdir: folder of the run; the services name the run after it.
-      first_step: the first step that will be written; TensorBoard's events from this step on are removed.
+      first_step: the first step that will be written; TensorBoard shows no earlier values from this step on.
 
     Raises:
       UserError: a service cannot be opened.

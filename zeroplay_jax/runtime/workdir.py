@@ -6,12 +6,10 @@ Needs no JAX, so that a folder of another run is refused before anything is load
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import pathlib
 import re
-import tempfile
 from collections.abc import Iterator
 from typing import Any, TextIO
 
@@ -74,32 +72,13 @@ def check_is_folder(workdir: str | pathlib.Path, allows_bucket: bool = False) ->
 
 def _check_place(workdir: pathlib.Path) -> None:
     """Raises WorkdirError if the folder is neither there nor can be created."""
-    try:
-        existing = _nearest_existing(workdir)
-        if not existing.is_dir():
-            raise WorkdirError(f'--workdir={workdir}: there is a file in this place; name a folder')
-        # A missing parent hides that a name in it is too long.
-        longest = max(len(os.fsencode(name)) for name in workdir.absolute().parts)
-        if longest > os.pathconf(existing, 'PC_NAME_MAX'):
-            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
-        if existing != workdir:
-            # Permissions do not tell that nothing can be created in /proc or on a read-only disk.
-            tempfile.TemporaryDirectory(prefix='.', dir=existing).cleanup()
-    except OSError as error:
+    existing = next(path for path in (workdir, *workdir.absolute().parents) if os.path.exists(path))
+    if not existing.is_dir():
+        raise WorkdirError(f'--workdir={workdir}: there is a file in this place; name a folder')
+    if not os.access(existing, os.W_OK):
         raise WorkdirError(
-            f'--workdir={workdir}: cannot be created ({error.strerror}); name another folder'
-        ) from None
-
-
-def _nearest_existing(path: pathlib.Path) -> pathlib.Path:
-    """Returns the path or the innermost of its parents that exists; OSError if it cannot be a path."""
-    for candidate in (path, *path.parents):
-        try:
-            candidate.lstat()
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        return candidate
-    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+            f'--workdir={workdir}: {existing} cannot be written; name another folder'
+        )
 
 
 def check(
