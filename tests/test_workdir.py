@@ -227,7 +227,7 @@ def record(config, workdir, index='hash 1', is_resumed=True):
     if is_resumed:
         (workdir / 'checkpoints' / '1').mkdir(parents=True, exist_ok=True)
     inputs, _ = run_folder.check(workdir, config)
-    start = dict(index=index, template={}, roles={}, weights={}, is_resumed=is_resumed)
+    start = dict(index=index, template={}, roles={}, weights={}, policies={}, is_resumed=is_resumed)
     run_folder.begin(workdir, config, inputs, **start)
 
 

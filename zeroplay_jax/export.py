@@ -37,7 +37,6 @@ from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.runtime import signals
 from zeroplay_jax.runtime.disk import write_text
 from zeroplay_jax.runtime.workdir import local_run
-from zeroplay_jax.selfplay.recipe import recipe_class
 from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT
 from zeroplay_jax.types import UserError
 
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
     # It imports JAX, whose devices are chosen first.
     from zeroplay_jax.learner.weights_view import FrozenBase
     from zeroplay_jax.run.branch import Source
-    from zeroplay_jax.run.policies import Texts
 
 EXAMPLES = """examples:
   python -m zeroplay_jax.export runs/mini --out exported
@@ -161,15 +159,16 @@ def _export(
     for folder in folders:
         if os.path.lexists(folder):
             raise UserError(f'{folder}: exists already; choose another --out or remove it')
-    exporter = run_record.export_texts(run_record.identity_of_checkpoint(source.folder))
-    texts = _texts(config, workdir, start, exporter, source.step)
+    identity = run_record.identity_of_checkpoint(source.folder)
+    texts = run_record.recorded(workdir).texts_of_policies(identity)
     base = _load_base(config, start) if config.policy.adapters.merge else None
     try:
         for name in names:
             params = branch.read_params(source, name)
-            texts_of_name = texts.get(name, policies.Texts(exporter, exporter))
             with _output_errors(out):
-                policies.write_policy(config, start, model, base, params, texts_of_name, out / name)
+                policies.write_policy(
+                    config, start, model, base, params, texts.get(name, {}), out / name
+                )
     except BaseException:
         for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
@@ -227,45 +226,6 @@ def _output_errors(out: pathlib.Path) -> Iterator[None]:
     except (OSError, SafetensorError) as error:
         reason = getattr(error, 'strerror', None) or error
         raise UserError(f'{out}: {reason}; choose another --out') from None
-
-
-def _texts(
-    config: ConfigDict,
-    workdir: pathlib.Path,
-    start: pathlib.Path,
-    exporter: dict[str, str],
-    step: int,
-) -> dict[str, Texts]:
-    """Returns name of weights → the files that describe them, as at the end of a run.
-
-    Without a record of the run's tools that this version can use, it prints a warning and returns {}.
-
-    Args:
-      start, exporter: as of `policies.export_texts`.
-      step: number of the checkpoint that is exported.
-    """
-    from zeroplay_jax.rollout.prompts import select
-    from zeroplay_jax.rollout.tokens import open_codec
-    from zeroplay_jax.run import policies
-
-    recorded = run_record.read(workdir)
-    problem = 'has no "tools"'
-    try:
-        if recorded is not None and recorded.tools is not None:
-            templates = select(config.prompts, recipe_class(config.recipe).prompts)
-            roles_of_weights = policies.roles_of_weights(config, recorded.tools, open_codec(start))
-            return {
-                name: policies.export_texts(config, start, roles, templates, name, exporter, step)
-                for name, roles in roles_of_weights.items()
-            }
-    # A run of another version may have a prompt, a recipe or an entry that this version cannot explain.
-    except (UserError, KeyError, ValueError) as error:
-        problem = f'cannot be described ({error})'
-    print(
-        f'warning: {workdir / run_record.FILE_NAME}: {problem}; writes no model card',
-        file=sys.stderr,
-    )
-    return {}
 
 
 if __name__ == '__main__':

@@ -17,10 +17,8 @@ from zeroplay_jax.run import run_folder
 from zeroplay_jax.run.build import RunContext
 from zeroplay_jax.run.outcome import current_stop, learning_summary
 from zeroplay_jax.run.policies import (
-    export_texts,
     fingerprints,
     merged_folder,
-    roles_by_weights,
     write_policy,
 )
 from zeroplay_jax.runtime import disk
@@ -61,7 +59,7 @@ def finish(
     summary['from'] = origin
     # Weights that another run trained are exported even if this one did not change them.
     left_out = [] if origin is not None else unchanged
-    _export(workdir / 'policy', context, engine, state, left_out)
+    _export(workdir, 'policy', context, engine, state, left_out)
     if hosts.is_first:
         disk.write_text(workdir / 'summary.json', summary_json(summary))
         report_path = report_builder.write_report(workdir)
@@ -114,46 +112,45 @@ def export_iteration(
         return
     engine.take_snapshots(str(step.phase.iteration + 1))
     if engine.config.checkpoint.iterations:
-        parent = workdir / run_folder.iteration_folder(step)
-        _export(parent, context, engine, state, [], step.number + 1)
+        name, dtype = run_folder.iteration_folder(step), str(engine.config.policy.dtype)
+        _export(workdir, name, context, engine, state, [], dtype)
 
 
 def _export(
-    parent: pathlib.Path,
+    workdir: pathlib.Path,
+    parent: str,
     context: RunContext,
     engine: Engine,
     state: RunState,
     unchanged: Container[str],
-    checkpoint: int | None = None,
+    dtype: str = '',
 ) -> None:
-    """Writes the weights of each policy to the folder parent/<name>, if that does not exist.
+    """Writes the weights of each policy to the folder workdir/parent/<name>, if that does not exist.
 
     Args:
       unchanged: policies that are not exported, because their weights are those of the start.
-      checkpoint: number of the checkpoint of an iteration, whose weights get the dtype of the sampler.
+      dtype: of whole weights; '': float32.
     """
     config, hosts = engine.config, context.rollouts.hosts
-    exporter = run_record.export_texts(state.identity)
-    trained = [context.rollouts.roles[role] for role in engine.weights_of]
-    players = roles_by_weights(trained, engine.recipe.evaluated_role)
+    texts = hosts.run_on_first(
+        lambda: run_record.recorded(workdir).texts_of_policies(state.identity)
+    )
     for name, learner in engine.learners.items():
         if name in unchanged:
             if hosts.is_first:
                 print(f'policy {name} has the weights of the start and is not exported')
             continue
-        folder = parent / name
+        folder = workdir / parent / name
         # The first process decides for all, because `save` is a collective call. A folder that exists is complete
         # (`hf.save` renames it) and current (`run_folder.remove_exports`), as are merged weights.
         if hosts.gather(folder.exists())[0]:
             continue
         is_merged_there = hosts.gather(merged_folder(folder).exists())[0]
         with progress.clock(f'export {name}', config.progress and hosts.is_first):
-            start, prompts = context.folder, context.rollouts.prompts
-            texts = export_texts(config, start, players[name], prompts, name, exporter, checkpoint)
             is_merged = config.policy.adapters.merge and not is_merged_there
             base = context.base if is_merged else None
-            dtype = '' if checkpoint is None else str(config.policy.dtype)
-            write_policy(config, start, context.model, base, learner.params, texts, folder, dtype)
+            start, model = context.folder, context.model
+            write_policy(config, start, model, base, learner.params, texts[name], folder, dtype)
 
 
 def advice(workdir: pathlib.Path, weights: str, has_fallen: bool = False) -> str:

@@ -32,7 +32,7 @@ from zeroplay_jax.run.outcome import (
     raise_if_weights_are_lost,
     stop_after,
 )
-from zeroplay_jax.run.policies import fingerprints
+from zeroplay_jax.run.policies import describe, fingerprints
 from zeroplay_jax.run.run_folder import Place
 from zeroplay_jax.runtime import signals
 from zeroplay_jax.runtime.devices import CompilationCache
@@ -103,7 +103,9 @@ def _run_at(hosts: Hosts, place: Place, config: Config, source: str | None) -> d
         # Learners and samplers have their own copies.
         context = dataclasses.replace(context, params={})
         phases = engine.recipe.phases()
-        steps = with_evaluations(all_steps(phases), engine.recipe.evaluated_role, config.eval.every)
+        evaluated = engine.recipe.evaluated_role
+        steps = with_evaluations(all_steps(phases), evaluated, config.eval.every)
+        trained = [context.rollouts.roles[role] for role in engine.weights_of]
         identity = hosts.run_on_first(
             run_folder.begin,
             workdir,
@@ -113,6 +115,7 @@ def _run_at(hosts: Hosts, place: Place, config: Config, source: str | None) -> d
             template=context.template,
             roles=context.rollouts.roles,
             weights=fingerprints(engine),
+            policies=describe(config, context.folder, trained, evaluated, context.rollouts.prompts),
             is_resumed=is_resumed,
         )
         saver = Saver(hosts, place, config, engine)

@@ -26,7 +26,7 @@ from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.runtime import workdir as run_workdir
 from zeroplay_jax.runtime.disk import file_digests
 from zeroplay_jax.runtime.hosts import Hosts
-from zeroplay_jax.runtime.record import Entries, Identity, Record, find_difference
+from zeroplay_jax.runtime.record import Entries, Identity, PolicyTexts, Record, find_difference
 from zeroplay_jax.selfplay.context import Role
 from zeroplay_jax.selfplay.library import has_index
 from zeroplay_jax.selfplay.schedule import Step
@@ -167,6 +167,7 @@ def begin(
     template: Mapping[str, str],
     roles: Mapping[str, Role],
     weights: dict[str, list[int]],
+    policies: PolicyTexts,
     is_resumed: bool,
 ) -> Identity:
     """Writes the record of a run that is known to be possible; returns its identity.
@@ -179,6 +180,7 @@ def begin(
       template: what was chosen for the chat template (`role_environment.template_record`).
       roles: roles in training, whose tools are recorded.
       weights: fingerprints of the weights with which a new run begins.
+      policies: files of the policies beside their weights.
       is_resumed: as in `check`.
 
     Raises:
@@ -191,7 +193,7 @@ def begin(
     changeable = fields.changeable_fields(config)
     identity = run_record.identity_of(config.to_dict(), changeable, current)
     recorded = run_record.read(workdir) or Record(run_record.plain_config(config.to_dict()))
-    changes: dict[str, Any] = {'inputs': current, 'tools': tools}
+    changes: dict[str, Any] = {'inputs': current, 'tools': tools, 'policies': policies}
     if is_resumed:
         if SERVER in recorded.inputs and SERVER in current:
             _check_inputs(workdir, {SERVER: recorded.inputs[SERVER]}, {SERVER: current[SERVER]})

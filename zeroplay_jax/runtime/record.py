@@ -41,6 +41,8 @@ Identity = dict[str, Any]
 # Group → name → its attributes. Of inputs: field of the config → name of a file → {'bytes', 'sha256'}. Of tools: role →
 # name of a tool → what the policy sees of it, in the order of the prompt.
 Entries = dict[str, dict[str, dict[str, Any]]]
+# Name of weights → 'whole' or 'adapter' → name of a file of the exported policy → text.
+PolicyTexts = dict[str, dict[str, dict[str, str]]]
 
 
 class WorkdirError(UserError):
@@ -57,6 +59,7 @@ class Record:
       inputs: what the files of the config contain; {} until they are known.
       tools: the tools as the policy sees them; None until they are known, or if the entry was removed by hand.
       weights: name of weights → fingerprint with which training began.
+      policies: files of the policies beside their weights.
       run: hash of the identity.
       origin: 'workdir' and 'step' of the checkpoint that the run began with; None for a run that began by itself.
       reported: number of steps after which the last report was written.
@@ -67,10 +70,19 @@ class Record:
     inputs: Entries = dataclasses.field(default_factory=dict)
     tools: Entries | None = None
     weights: dict[str, list[int]] = dataclasses.field(default_factory=dict)
+    policies: PolicyTexts = dataclasses.field(default_factory=dict)
     run: str = ''
     origin: Json | None = None
     reported: int | None = None
     id: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex)
+
+    def texts_of_policies(self, identity: Identity) -> PolicyTexts:
+        """Returns `policies`, each with the file that names the run; `identity`: as a checkpoint has it."""
+        exporter = {EXPORT_FILE: hash_of(identity) + '\n'} if identity else {}
+        texts: PolicyTexts = {}
+        for weights, of_kinds in self.policies.items():
+            texts[weights] = {kind: {**files, **exporter} for kind, files in of_kinds.items()}
+        return texts
 
 
 def read(workdir: pathlib.Path) -> Record | None:
@@ -245,11 +257,6 @@ def check_hash(path: pathlib.Path, there: Any, here: str) -> None:
         raise UserError(
             f'{path}: is of another run ({there}) than the folder ({here}); bring back what belongs to this run'
         )
-
-
-def export_texts(identity: Identity) -> dict[str, str]:
-    """Returns name → text of the file in an exported folder that names the run; {} without an identity."""
-    return {EXPORT_FILE: hash_of(identity) + '\n'} if identity else {}
 
 
 def check_export(folder: pathlib.Path) -> str:

@@ -10,6 +10,7 @@ import fcntl
 import os
 import pathlib
 import re
+import tempfile
 from collections.abc import Iterator
 from typing import Any, TextIO
 
@@ -230,8 +231,10 @@ def _check_equal(
     differing = []
     for field in sorted(saved.keys() | current.keys()):
         there, here = saved.get(field), current.get(field)
-        is_shorter = field == _LENGTH and type(there) is int and here < there
-        if there != here and (field not in free or is_shorter):
+        may_change = field in free
+        if field == _LENGTH and isinstance(there, int) and isinstance(here, int):
+            may_change = there < here
+        if there != here and not may_change:
             differing.append(f'{field} (there {there}, now {here})')
     if not differing:
         return

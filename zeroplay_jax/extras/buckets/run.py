@@ -68,8 +68,20 @@ def opened(hosts: Hosts, address: str, config: Config) -> Iterator[Place]:
         leases: list[Lease] = []
 
         def open_in_first() -> tuple[str, str, list[str]]:
-            lease, run_id, texts = stack.enter_context(_leased(hosts, address, config))
+            remote = RemoteWorkdir.open(address)
+            # A folder of other objects is refused before a lease is written to it.
+            remote.run_id()
+            lease = Lease(remote.bucket, remote.name(LEASE_FILE))
+            stack.callback(lease.release)
             leases.append(lease)
+            # Read after the lease was taken, because its last holder wrote them, or removed the id of its run.
+            stored_id = remote.run_id()
+            run_id = stored_id or remote.create_run()
+            if stored_id is None:
+                folder = _folder(hosts, config, run_id, address)
+                stack.callback(_remove_unless_begun, remote, folder, lease)
+            manifests = remote.manifests()
+            texts = [manifest_text(step, files).decode() for step, files in manifests.items()]
             return run_id, lease.id, texts
 
         run_id, lease_id, texts = hosts.run_on_first(open_in_first)
@@ -129,29 +141,6 @@ def wait(hosts: Hosts, mirror: Mirror) -> None:
 def _finish(hosts: Hosts, mirror: Mirror) -> None:
     wait(hosts, mirror)
     hosts.run_on_first(mirror.upload_results)
-
-
-@contextlib.contextmanager
-def _leased(hosts: Hosts, address: str, config: Config) -> Iterator[tuple[Lease, str, list[str]]]:
-    """Takes the lease of a run in a bucket, in the first process.
-
-    Returns a context with the lease, the id of the run, and the complete steps as texts.
-    """
-    with contextlib.ExitStack() as stack:
-        remote = RemoteWorkdir.open(address)
-        # A folder of other objects is refused before a lease is written to it.
-        remote.run_id()
-        lease = Lease(remote.bucket, remote.name(LEASE_FILE))
-        stack.callback(lease.release)
-        # Read after the lease was taken, because its last holder wrote them, or removed the id of its run.
-        stored_id = remote.run_id()
-        run_id = stored_id or remote.create_run()
-        if stored_id is None:
-            folder = _folder(hosts, config, run_id, address)
-            stack.callback(_remove_unless_begun, remote, folder, lease)
-        manifests = remote.manifests()
-        texts = [manifest_text(step, files).decode() for step, files in manifests.items()]
-        yield lease, run_id, texts
 
 
 def _folder(hosts: Hosts, config: Config, run_id: str, address: str) -> pathlib.Path:
