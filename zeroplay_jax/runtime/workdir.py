@@ -74,12 +74,15 @@ def check_is_folder(workdir: str | pathlib.Path, allows_bucket: bool = False) ->
 def _check_place(workdir: pathlib.Path) -> None:
     """Raises WorkdirError if the folder is neither there nor can be created."""
     existing = next(path for path in (workdir, *workdir.absolute().parents) if os.path.exists(path))
-    if not existing.is_dir():
-        raise WorkdirError(f'--workdir={workdir}: there is a file in this place; name a folder')
-    if not os.access(existing, os.W_OK):
+    if existing == workdir and workdir.is_dir():
+        return
+    # Permissions do not tell that nothing can be created in /proc or on a read-only disk.
+    try:
+        tempfile.TemporaryDirectory(prefix='.', dir=existing).cleanup()
+    except OSError as error:
         raise WorkdirError(
-            f'--workdir={workdir}: {existing} cannot be written; name another folder'
-        )
+            f'--workdir={workdir}: cannot be created ({error.strerror}); name another folder'
+        ) from None
 
 
 def check(
