@@ -11,27 +11,26 @@ from __future__ import annotations
 import contextlib
 import pathlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict
 
 from zeroplay_jax.configuration import command_line, fields, rules
-from zeroplay_jax.configuration.places import (
-    check_heads,
-    check_programs,
-    check_tokenizer,
-    check_weights,
-    has_architecture,
-    keep_prompts,
-    read_policy,
-)
+from zeroplay_jax.configuration.places import check_programs, keep_prompts, read_policy
 from zeroplay_jax.extras import load_extra
+from zeroplay_jax.policy import adapter_config
 from zeroplay_jax.retrieval import downloads
 from zeroplay_jax.runtime.record import FILE_NAME
 from zeroplay_jax.runtime.workdir import check_is_folder
-from zeroplay_jax.settings.kinds import PACKAGE, PROMPT_SETS, ConfigError, leaves
+from zeroplay_jax.settings.kinds import (
+    BUILT_IN_CHECKPOINT,
+    PACKAGE,
+    PROMPT_SETS,
+    ConfigError,
+    leaves,
+)
 from zeroplay_jax.types import UserError
 
 _NAME = 'zeroplay_jax'
@@ -139,20 +138,17 @@ def _check_config(config: ConfigDict, target: Any, mistakes: list[str]) -> str:
     # A run keeps the -1 of a mesh in its config.
     on_machine = config.copy_and_resolve_references()
     on_machine.update_from_flattened_dict(dict.fromkeys(in_buckets, ''))
-    if config.prompts not in PROMPT_SETS and (not has_files or 'prompts' in in_buckets):
-        on_machine.prompts = 'full'
     if target is not None:
         with _noted(mistakes):
             load_extra('plan', 'planning').fit_to(on_machine, target)
-    mistakes += rules.lines(on_machine, has_files=has_files, unread=in_buckets)
-    others: list[Callable[..., object]] = []
+    unread = in_buckets if has_files else ['prompts', *in_buckets]
+    mistakes += rules.lines(on_machine, has_files=has_files, unread=unread)
     if has_files:
-        others.append(check_programs)
-    if has_files and 'policy.path' not in in_buckets and has_architecture(on_machine):
-        others += [check_heads, read_policy, check_weights, check_tokenizer]
-    for check in others:
         with _noted(mistakes):
-            check(on_machine)
+            check_programs(on_machine)
+    if has_files and 'policy.path' not in in_buckets:
+        with _noted(mistakes):
+            check_policy(on_machine, mistakes)
     if is_here and not mistakes:
         with _noted(mistakes):
             fields.check(workdir, config)
@@ -164,6 +160,43 @@ def _check_config(config: ConfigDict, target: Any, mistakes: list[str]) -> str:
     with _noted(mistakes):
         memory = load_extra('plan', 'planning').memory_line(on_machine, target)
     return memory and f'{memory}; not checked: '
+
+
+def check_policy(config: ConfigDict, mistakes: list[str]) -> None:
+    """Notes what is wrong with the files of a policy, and which settings do not go with it; imports JAX.
+
+    Raises:
+      UserError: its architecture cannot be read.
+    """
+    path = config.policy.path or BUILT_IN_CHECKPOINT
+    # `places.policy_folder` names what is missing.
+    try:
+        folder = adapter_config.base_folder(path)
+    except UserError:
+        return
+    if not (folder / 'config.json').is_file():
+        return
+    from zeroplay_jax.policy import hf, shape, sharding, stored_tensors
+    from zeroplay_jax.rollout.tokens import open_codec
+
+    model = shape.read_config(folder)
+    with _noted(mistakes):
+        # A -1 is known when there are devices.
+        sharding.check_heads(model.heads, model.kv_heads, max(config.mesh.model, 1))
+    with _noted(mistakes):
+        if config.policy.adapters.rank and model.experts is not None:
+            linears = config.policy.adapters.linears
+            adapter_config.refuse_feed_forward(linears, 'config.policy.adapters.linears')
+    with _noted(mistakes):
+        read_policy(config)
+    with _noted(mistakes):
+        if any(folder.glob('*.safetensors')):
+            stored_tensors.checked_headers(folder, model)
+        if adapter_config.is_adapter(path):
+            hf.check_adapter(path, model)
+    with _noted(mistakes):
+        if (folder / 'tokenizer.json').is_file():
+            open_codec(pathlib.Path(path))
 
 
 def _paths(config: ConfigDict) -> dict[str, str]:

@@ -17,7 +17,7 @@ from zeroplay_jax.data import files
 from zeroplay_jax.data.files import question_key
 from zeroplay_jax.extras import load_extra
 from zeroplay_jax.policy import adapter_config
-from zeroplay_jax.policy.adapter_config import base_folder, holds_other_weights, is_adapter
+from zeroplay_jax.policy.adapter_config import base_folder, holds_other_weights
 from zeroplay_jax.retrieval import downloads, masking
 from zeroplay_jax.retrieval.command import similar_path
 from zeroplay_jax.retrieval.types import short
@@ -259,57 +259,6 @@ def read_policy(config: ConfigDict | Config, **computation: Any) -> tuple[ModelC
         text = f'{folder} has gated delta nets, whose state belongs to a slot; set sampler.page=0'
         refuse(config, [Problem('sampler.page', text)])
     return model, warning
-
-
-def check_heads(config: ConfigDict) -> None:
-    """Refuses a model axis of the mesh that would split a head of the policy, and adapters of experts; imports JAX."""
-    from zeroplay_jax.policy import shape, sharding
-
-    model = shape.read_config(config.policy.path or BUILT_IN_CHECKPOINT)
-    # A -1 is known when there are devices.
-    sharding.check_heads(model.heads, model.kv_heads, max(config.mesh.model, 1))
-    if config.policy.adapters.rank and model.experts is not None:
-        linears = config.policy.adapters.linears
-        adapter_config.refuse_feed_forward(linears, 'config.policy.adapters.linears')
-
-
-def check_weights(config: ConfigDict) -> None:
-    """Refuses weights that are not those which the config.json beside them describes; imports JAX.
-
-    Raises:
-      UserError: one line; a tensor is missing, or has another shape.
-    """
-    from zeroplay_jax.policy import hf, shape, stored_tensors
-
-    policy = config.policy.path or BUILT_IN_CHECKPOINT
-    folder = base_folder(policy)
-    model = shape.read_config(folder)
-    if any(folder.glob('*.safetensors')):
-        stored_tensors.checked_headers(folder, model)
-    if is_adapter(policy):
-        hf.check_adapter(policy, model)
-
-
-def check_tokenizer(config: ConfigDict) -> None:
-    """Refuses a tokenizer or chat template that no run can use; takes seconds.
-
-    Raises:
-      UserError: as `open_codec`.
-    """
-    from zeroplay_jax.rollout.tokens import open_codec
-
-    folder = pathlib.Path(config.policy.path or BUILT_IN_CHECKPOINT)
-    # A missing one is refused by `policy_folder`.
-    if (base_folder(folder) / 'tokenizer.json').is_file():
-        open_codec(folder)
-
-
-def has_architecture(config: ConfigDict) -> bool:
-    """Returns whether the config.json of the policy is here."""
-    try:
-        return (base_folder(config.policy.path or BUILT_IN_CHECKPOINT) / 'config.json').is_file()
-    except UserError:
-        return False
 
 
 def fetch(config: ConfigDict, section_name: str = '') -> None:

@@ -21,6 +21,7 @@ from zeroplay_jax.objectives.registry import BUILT_IN_LOSSES, LossProperties
 from zeroplay_jax.rollout.prompts import select
 from zeroplay_jax.selfplay.recipe import INITIAL_WEIGHTS, Recipe, recipe_class, trained_roles
 from zeroplay_jax.settings.kinds import (
+    PROMPT_SETS,
     ConfigError,
     Problem,
     Section,
@@ -86,6 +87,8 @@ def lines(
     """
     told = {*unread}
     sound = config.copy_and_resolve_references()
+    if 'prompts' in told and sound.prompts not in PROMPT_SETS:
+        sound.prompts = 'full'
     defaults = fields.leaves(fields.default_config(config.recipe))
     for problem in fields.problems(config):
         if problem.field not in told:
