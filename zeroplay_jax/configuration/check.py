@@ -18,7 +18,7 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from zeroplay_jax.configuration import command_line, fields, rules
-from zeroplay_jax.configuration.places import check_programs, keep_prompts, read_policy
+from zeroplay_jax.configuration.places import check_programs, elsewhere, keep_prompts, read_policy
 from zeroplay_jax.extras import load_extra
 from zeroplay_jax.policy import adapter_config
 from zeroplay_jax.retrieval import downloads
@@ -141,7 +141,7 @@ def _check_config(config: ConfigDict, target: Any, mistakes: list[str]) -> str:
     if target is not None:
         with _noted(mistakes):
             load_extra('plan', 'planning').fit_to(on_machine, target)
-    unread = in_buckets if has_files else ['prompts', *in_buckets]
+    unread = elsewhere(config) if has_files else ['prompts', *elsewhere(config)]
     mistakes += rules.lines(on_machine, has_files=has_files, unread=unread)
     if has_files:
         with _noted(mistakes):

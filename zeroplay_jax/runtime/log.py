@@ -14,7 +14,6 @@ import os
 import pathlib
 import re
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
@@ -24,6 +23,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from zeroplay_jax.runtime import record as run_record
+from zeroplay_jax.settings.kinds import warn
 from zeroplay_jax.types import Json, UserError, first_line
 
 # Project or experiment of the services where the environment names none.
@@ -157,31 +157,23 @@ class GuardedWriter:
         self._writer: ScalarWriter | None = writer
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
+        self._call(
+            f'gets no metrics from step {step} on', lambda writer: writer.write(step, values)
+        )
+
+    def close(self) -> None:
+        self._call('could not be closed', lambda writer: writer.close())
+        self._writer = None
+
+    def _call(self, problem: str, call: Callable[[ScalarWriter], None]) -> None:
         if self._writer is None:
             return
         try:
-            self._writer.write(step, values)
+            call(self._writer)
         # The services raise exceptions of many types, such as those of a lost connection.
         except Exception as error:
             self._writer = None
-            print(
-                f'warning: {self._name} gets no metrics from step {step} on ({first_line(error)}); '
-                'metrics.jsonl has them all',
-                file=sys.stderr,
-            )
-
-    def close(self) -> None:
-        if self._writer is None:
-            return
-        try:
-            self._writer.close()
-        # As in `write`.
-        except Exception as error:
-            print(
-                f'warning: {self._name} could not be closed ({first_line(error)}); metrics.jsonl has all metrics',
-                file=sys.stderr,
-            )
-        self._writer = None
+            warn(f'{self._name} {problem} ({first_line(error)}); metrics.jsonl has all metrics')
 
 
 def open_writers(
