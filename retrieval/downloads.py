@@ -7,6 +7,7 @@ any folder.
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import pathlib
@@ -149,9 +150,9 @@ def fetch(address: str, is_file: bool = False) -> str:
     """
     if not is_address(address):
         return packaged(address)
-    from ..extras import load_extra
-
-    return load_extra('buckets', 'copies').fetch(address, is_file)
+    # By its name: extras stand above this package, which knows nothing else of them.
+    extras = importlib.import_module('zeroplay_jax.extras')
+    return extras.load_extra('buckets', 'copies').fetch(address, is_file)
 
 
 def packaged(path: str) -> str:

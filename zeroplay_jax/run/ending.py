@@ -9,13 +9,13 @@ import re
 import shlex
 import sys
 from collections.abc import Container, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zeroplay_jax.evaluation import report_builder, statistics
 from zeroplay_jax.retrieval import json_text, progress
 from zeroplay_jax.run import run_folder
 from zeroplay_jax.run.build import RunContext
-from zeroplay_jax.run.outcome import current_stop, learning_summary
+from zeroplay_jax.run.outcome import RunState, current_stop, learning_summary
 from zeroplay_jax.run.policies import (
     fingerprints,
     merged_folder,
@@ -29,9 +29,6 @@ from zeroplay_jax.selfplay.schedule import Step
 from zeroplay_jax.settings.kinds import DEMONSTRATIONS
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.types import Json, Question
-
-if TYPE_CHECKING:
-    from zeroplay_jax.run.loop import RunState
 
 
 def finish(

@@ -8,14 +8,14 @@ import itertools
 import pathlib
 import sys
 from collections.abc import Container, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.rollout.tokens import text_spans
-from zeroplay_jax.run.outcome import Alarm
+from zeroplay_jax.run.outcome import Alarm, Played, RunState
 from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.runtime.log import MetricsWriter
@@ -25,9 +25,6 @@ from zeroplay_jax.selfplay.records import step_name
 from zeroplay_jax.selfplay.schedule import Step
 from zeroplay_jax.settings.kinds import warn
 from zeroplay_jax.types import Json, Row, ToolCall
-
-if TYPE_CHECKING:
-    from zeroplay_jax.run.loop import Played, RunState
 
 # Number of rollouts per step whose text `rendering_check` tokenises again.
 _RENDERING_SAMPLE = 16

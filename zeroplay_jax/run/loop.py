@@ -11,7 +11,6 @@ import pathlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -25,7 +24,8 @@ from zeroplay_jax.run import build, ending, run_folder
 from zeroplay_jax.run.hooks import Log, Screen, rendering_check, traced
 from zeroplay_jax.run.outcome import (
     Alarms,
-    Stop,
+    Played,
+    RunState,
     current_stop,
     raise_if_nothing_found,
     raise_if_stopped_or_untrained,
@@ -37,13 +37,12 @@ from zeroplay_jax.run.run_folder import Place
 from zeroplay_jax.runtime import signals
 from zeroplay_jax.runtime.devices import CompilationCache
 from zeroplay_jax.runtime.hosts import Hosts, sums
-from zeroplay_jax.runtime.record import Identity
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.recipe import answering_recipe
 from zeroplay_jax.selfplay.schedule import Step, all_steps, with_evaluations
 from zeroplay_jax.settings.kinds import warn
 from zeroplay_jax.settings.schema import Config
-from zeroplay_jax.types import Json, Preempted, Row, UserError
+from zeroplay_jax.types import Preempted, Row, UserError
 
 # Folder of the best checkpoint in the workdir.
 BEST_FOLDER = 'best'
@@ -207,25 +206,6 @@ def _train(
                 break
 
 
-class Played(NamedTuple):
-    """A step that has ended; equal on all processes.
-
-    Attributes:
-      step: the step.
-      metrics: its metrics by name.
-      rows: its rollouts.
-    """
-
-    step: Step
-    metrics: dict[str, float]
-    rows: list[Row]
-
-    @property
-    def is_evaluation(self) -> bool:
-        """Whether it is no step of the engine, which has notices and tasks of the step before then."""
-        return self.step.phase.name == 'evaluation'
-
-
 def play(
     context: build.RunContext, engine: Engine, step: Step, next_step: Step | None, state: RunState
 ) -> Played:
@@ -329,47 +309,6 @@ def record_scores(
         mean, _, _ = statistics.mean_interval(statistics.headline(by_hop))
         metrics[f'{ending.metric_name(metric)}/mean'] = mean
     return metrics
-
-
-@dataclasses.dataclass
-class RunState:
-    """What a checkpoint holds as JSON, beside `Engine.host_state()` and the arrays of `Engine.device_state()`.
-
-    The keys of results are numbers of evaluations, as texts.
-
-    Attributes:
-      identity: of the run (`runtime.record`).
-      cursor: number of the next step.
-      evaluations: results → hop count (a text; 0: unknown) → 0 or 1 per question.
-      rubrics: results → the score of each open task; empty without such tasks.
-      scores: results → the score of each question by `eval.metric`; empty if that is exact match.
-      seconds: total time of the run's processes up to the checkpoint.
-      stopped: why the run stopped after its last step; None if it did not.
-      alarms: `Alarms.in_a_row`.
-      best: 'metric', 'value' and 'checkpoint' of the best evaluation so far; None without one.
-    """
-
-    identity: Identity
-    cursor: int = 0
-    evaluations: dict[str, dict[str, list[int]]] = dataclasses.field(default_factory=dict)
-    rubrics: dict[str, list[float]] = dataclasses.field(default_factory=dict)
-    scores: dict[str, list[float]] = dataclasses.field(default_factory=dict)
-    seconds: float = 0.0
-    stopped: Stop | None = None
-    alarms: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    best: Json | None = None
-
-    @classmethod
-    def from_json(cls, stored: Json) -> RunState:
-        """Returns the state in a checkpoint; that of the engine is left out."""
-        stopped = stored['stopped'] and Stop(**stored['stopped'])
-        names = stored.keys() - {'engine'}
-        return cls(**{name: stored[name] for name in names} | {'stopped': stopped})
-
-    def to_json(self, engine: Engine) -> Json:
-        """Returns the state with that of the engine."""
-        stopped = self.stopped and dataclasses.asdict(self.stopped)
-        return vars(self) | {'stopped': stopped, 'engine': engine.host_state()}
 
 
 class Saver:

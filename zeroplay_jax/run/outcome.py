@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from zeroplay_jax.learner.checkpoint import Checkpointer
+from zeroplay_jax.runtime.record import Identity
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.records import (
     EQUAL_REWARDS,
@@ -19,7 +20,7 @@ from zeroplay_jax.selfplay.records import (
 )
 from zeroplay_jax.selfplay.schedule import Step
 from zeroplay_jax.settings.schema import Config
-from zeroplay_jax.types import Json, TrainingStopped
+from zeroplay_jax.types import Json, Row, TrainingStopped
 
 _UNFINISHED = (
     'the policy does not write what its prompt asks for: take an instruction-tuned model '
@@ -73,6 +74,66 @@ class Stop:
 
     cause: str
     line: str
+
+
+class Played(NamedTuple):
+    """A step that has ended; equal on all processes.
+
+    Attributes:
+      step: the step.
+      metrics: its metrics by name.
+      rows: its rollouts.
+    """
+
+    step: Step
+    metrics: dict[str, float]
+    rows: list[Row]
+
+    @property
+    def is_evaluation(self) -> bool:
+        """Whether it is no step of the engine, which has notices and tasks of the step before then."""
+        return self.step.phase.name == 'evaluation'
+
+
+@dataclasses.dataclass
+class RunState:
+    """What a checkpoint holds as JSON, beside `Engine.host_state()` and the arrays of `Engine.device_state()`.
+
+    The keys of results are numbers of evaluations, as texts.
+
+    Attributes:
+      identity: of the run (`runtime.record`).
+      cursor: number of the next step.
+      evaluations: results → hop count (a text; 0: unknown) → 0 or 1 per question.
+      rubrics: results → the score of each open task; empty without such tasks.
+      scores: results → the score of each question by `eval.metric`; empty if that is exact match.
+      seconds: total time of the run's processes up to the checkpoint.
+      stopped: why the run stopped after its last step; None if it did not.
+      alarms: `Alarms.in_a_row`.
+      best: 'metric', 'value' and 'checkpoint' of the best evaluation so far; None without one.
+    """
+
+    identity: Identity
+    cursor: int = 0
+    evaluations: dict[str, dict[str, list[int]]] = dataclasses.field(default_factory=dict)
+    rubrics: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+    scores: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+    seconds: float = 0.0
+    stopped: Stop | None = None
+    alarms: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    best: Json | None = None
+
+    @classmethod
+    def from_json(cls, stored: Json) -> RunState:
+        """Returns the state in a checkpoint; that of the engine is left out."""
+        stopped = stored['stopped'] and Stop(**stored['stopped'])
+        names = stored.keys() - {'engine'}
+        return cls(**{name: stored[name] for name in names} | {'stopped': stopped})
+
+    def to_json(self, engine: Engine) -> Json:
+        """Returns the state with that of the engine."""
+        stopped = self.stopped and dataclasses.asdict(self.stopped)
+        return vars(self) | {'stopped': stopped, 'engine': engine.host_state()}
 
 
 def stop_after(config: Config, engine: Engine, step: Step, alarms: Sequence[Alarm]) -> Stop | None:
