@@ -6,7 +6,7 @@ import pytest
 
 import zeroplay_jax as zp
 from zeroplay_jax import ask, quickstart
-from zeroplay_jax.configuration import command_line, rules
+from zeroplay_jax.configuration import fields, rules
 from zeroplay_jax.retrieval import build, downloads
 from zeroplay_jax.settings.kinds import EXAMPLE_TEXTS, PACKAGE
 
@@ -70,4 +70,4 @@ def test_a_file_in_the_current_folder_takes_precedence():
 
 
 def test_a_packaged_config_is_found_from_any_folder():
-    assert command_line.config_of_file('configs/drzero.py:mini').recipe == 'drzero'
+    assert fields.config_of_file('configs/drzero.py:mini').recipe == 'drzero'

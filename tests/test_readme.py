@@ -84,7 +84,7 @@ SMALL = {
         'e5-base-v2', f"'{encoder()}'"
     ),
 }
-# Commands with an address in a bucket, wherever it stands: tests/test_buckets.py plays them at an emulator.
+# Commands with an address in a bucket, wherever it stands: tests/extras/test_buckets.py plays them at an emulator.
 ADDRESS = 'gs://'
 
 

@@ -135,21 +135,14 @@ def test_every_item_is_told_with_where_it_comes_from(uninterrupted):
 
 
 def test_a_longer_schedule_killed_and_resumed_equals_an_uninterrupted_run(uninterrupted, tmp_path):
-    """A finished run of one iteration is continued to two (`--from`), and killed meanwhile."""
-    shorter = tmp_path / 'shorter'
-    finish(start(shorter, '--config.schedule.iterations=1'))
-    killed = tmp_path / 'killed'
-    extra = (f'--from={shorter}',)
-    _kill_and_compare(uninterrupted[0], killed, 1, random.Random(0), *extra)
-    # The evaluation at the end of the shorter schedule is no step of the longer one.
-    steps = len(lines(shorter)) - 1
-    # Its lines name the longer run.
-    records = [without_clock(lines(run)[:steps]) for run in (killed, shorter)]
-    for record in (*records[0], *records[1]):
-        del record['run']
-    assert records[0] == records[1]
-    recorded = json.loads((killed / 'run.json').read_text())
-    assert recorded['origin']['step'] == steps + 1
+    """A finished run of one iteration gets a second one, and is killed meanwhile."""
+    workdir = tmp_path / 'killed'
+    finish(start(workdir, '--config.schedule.iterations=1'))
+    _kill_and_compare(uninterrupted[0], workdir, 1, random.Random(0))
+    recorded = json.loads((workdir / 'run.json').read_text())
+    assert recorded['config']['schedule']['iterations'] == 2
+    _, err = finish(start(workdir, '--config.schedule.iterations=1'), 2)
+    assert 'schedule.iterations (there 2, now 1)' in err
 
 
 @pytest.mark.long

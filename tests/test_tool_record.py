@@ -39,7 +39,7 @@ def check(workdir, *tools, is_resumed=True):
 def check_roles(workdir, roles, is_resumed=True):
     if is_resumed:
         (workdir / 'checkpoints' / '1').mkdir(parents=True, exist_ok=True)
-    start = dict(index='', template={}, weights={}, is_resumed=is_resumed)
+    start = dict(index='', template={}, weights={}, policies={}, is_resumed=is_resumed)
     run_folder.begin(workdir, quickstart.get_config(), {}, roles=roles, **start)
 
 

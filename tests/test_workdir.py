@@ -94,20 +94,16 @@ def test_another_clone_resumes_a_run_from_a_built_in_checkpoint(tmp_path, monkey
     check(name)
     # As an earlier version stored it, in a clone that was moved since.
     check(f'/gone/{name}')
-    # In a clone that is still there, with the same bytes; a README may change.
-    other = tmp_path / 'other' / name
-    shutil.copytree(kinds.ENGLISH_CHECKPOINT, other)
-    (other / 'README.md').write_text('changed')
-    check(f'{other.parent}/../english/base/')
-    # Another checkpoint is another run still, and so is a clone with files of its own.
+    # In a clone that is still there.
+    other = make_clone(tmp_path / 'other')
+    check(f'{other}/mini/english/../english/base/')
+    # Another checkpoint is another run still.
     check(name)
     different = package / 'mini' / 'base'
     different.mkdir()
-    (other / 'generation_config.json').write_text('{}')
-    for path in (different, other):
-        config.policy.path = str(path)
-        with pytest.raises(WorkdirError, match=r'policy\.path \(there'):
-            fields.check(workdir, config)
+    config.policy.path = str(different)
+    with pytest.raises(WorkdirError, match=r'policy\.path \(there'):
+        fields.check(workdir, config)
 
 
 def make_snapshot(cache, revision):
@@ -126,7 +122,7 @@ def test_a_run_from_the_hub_is_resumed_with_its_revision(tmp_path, monkeypatch):
         monkeypatch.setattr(downloads, '_fetch', lambda *_: snapshot)
         monkeypatch.setattr(downloads, '_names', {})
         config.policy.path = 'hf://owner/model'
-        places.download(config)
+        places.fetch(config)
 
     old = make_snapshot(tmp_path / 'cache', '0a1b')
     download(old)
@@ -228,10 +224,10 @@ def read_files(tmp_path, monkeypatch):
 
 
 def record(config, workdir, index='hash 1', is_resumed=True):
-    inputs = run_folder.check(workdir, config, is_resumed)
     if is_resumed:
         (workdir / 'checkpoints' / '1').mkdir(parents=True, exist_ok=True)
-    start = dict(index=index, template={}, roles={}, weights={}, is_resumed=is_resumed)
+    inputs, _ = run_folder.check(workdir, config)
+    start = dict(index=index, template={}, roles={}, weights={}, policies={}, is_resumed=is_resumed)
     run_folder.begin(workdir, config, inputs, **start)
 
 
@@ -257,6 +253,7 @@ def test_a_resume_on_other_content_is_refused_in_one_line(read_files, path, fiel
         record(read_files, workdir)
     assert '\n' not in str(error.value)
     # Before the first checkpoint nothing was learnt from it.
+    shutil.rmtree(workdir / 'checkpoints')
     record(read_files, workdir, is_resumed=False)
     record(read_files, workdir)
 

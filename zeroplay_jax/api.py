@@ -19,7 +19,7 @@ from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
 from zeroplay_jax.configuration import command_line, fields, rules
-from zeroplay_jax.configuration.places import download, keep_prompts
+from zeroplay_jax.configuration.places import keep_prompts
 from zeroplay_jax.data.answer_fields import accepted_answers
 from zeroplay_jax.evaluation.render import (
     SampledRollout,
@@ -391,7 +391,6 @@ def train(settings: ConfigDict, workdir: str | pathlib.Path) -> Json:
     settings = _copy('train', settings)
     keep_prompts(settings, workdir)
     rules.check(settings)
-    download(settings)
     fields.check(workdir, settings)
     # The processes of a run on several hosts have to be connected before JAX looks for devices.
     command_line.connect(settings)
@@ -405,7 +404,7 @@ def train(settings: ConfigDict, workdir: str | pathlib.Path) -> Json:
 def _fetched(function: str, path: str) -> str:
     """Returns a path; that of a local copy for a name on the Hub or in a bucket; UserError if it cannot be fetched."""
     try:
-        return downloads.fetch_model(downloads.fetch(path))
+        return downloads.fetch_model(path)
     except RetrievalError as error:
         raise UserError(f'{function}: {error}') from None
 

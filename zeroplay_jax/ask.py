@@ -167,7 +167,7 @@ def _policy_folder(path: str | None) -> pathlib.Path | str:
         return BUILT_IN_CHECKPOINT
     if is_server(path):
         return path
-    path = downloads.fetch_model(downloads.fetch(command_line.policy_of_iteration(path)))
+    path = downloads.fetch_model(command_line.policy_of_iteration(path))
     config = fields.default_config()
     config.policy.path = path
     try:
@@ -211,9 +211,7 @@ def _with_flags(config: ConfigDict, args: argparse.Namespace) -> ConfigDict:
         refuse(config, places.policy_folder(config, recipe))
     # No other file of the policy's run is read.
     if config.retrieval.kind == 'folder':
-        places.fetch_addresses(config, section_name='retrieval')
-        encoder = config.retrieval.encoder
-        config.retrieval.encoder = places.fetch_model('config.retrieval.encoder', encoder)
+        places.fetch(config, section_name='retrieval')
         # A policy that reads English has no corpus of its own outside a run.
         if not config.retrieval.path:
             raise UserError('this policy searches no built-in corpus; name an index with --index')

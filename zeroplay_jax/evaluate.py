@@ -43,20 +43,14 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from zeroplay_jax.configuration import command_line, fields
-from zeroplay_jax.configuration.places import (
-    download,
-    fetch_addresses,
-    fetch_file,
-    fetch_model,
-    keep_prompts,
-)
+from zeroplay_jax.configuration.places import fetch_model, keep_prompts
 from zeroplay_jax.data import files
 from zeroplay_jax.evaluation import protocols, statistics, tables
 from zeroplay_jax.evaluation.results import Answered, Results, SetResults, heading
 from zeroplay_jax.extras import load_extra
 from zeroplay_jax.objectives import rewards
 from zeroplay_jax.objectives.registry import resolve
-from zeroplay_jax.retrieval import progress
+from zeroplay_jax.retrieval import downloads, progress
 from zeroplay_jax.retrieval.command import LOCAL_RESULTS
 from zeroplay_jax.runtime import signals
 from zeroplay_jax.runtime.workdir import check_is_folder
@@ -139,7 +133,8 @@ def main(argv: list[str]) -> None:
         if name.startswith(unread):
             config.update_from_flattened_dict({name: ''})
     if 'prompts' not in changed:
-        fetch_addresses(config, section_name='policy')
+        if downloads.is_address(config.policy.path):
+            config.policy.path = fetch_model('config.policy.path', config.policy.path)
         # A policy is asked as it was trained. A run exports it to WORKDIR/policy/ROLE.
         keep_prompts(config, pathlib.Path(config.policy.path).absolute().parent.parent, False)
     if _SETS.value and _PROTOCOL.value:
@@ -152,10 +147,9 @@ def main(argv: list[str]) -> None:
     command_line.check_command(config, workdir, has_evaluation=not _SETS.value, is_training=False)
     if note := command_line.note_of_questions(_CONFIG.value, config, argv[1:]):
         print(note, file=sys.stderr)
-    flags.FLAGS.sets = [fetch_file(path) for path in _SETS.value]
+    flags.FLAGS.sets = [downloads.fetch(path) for path in _SETS.value]
     flags.FLAGS.answerer = command_line.policy_of_iteration(_ANSWERER.value)
     _check_flags(config)
-    download(config)
     config = fields.frozen(config)
     if _WORKDIR.value:
         _evaluate_in_workdir(config)

@@ -20,6 +20,7 @@ import os
 import pathlib
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -36,14 +37,13 @@ from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.runtime import signals
 from zeroplay_jax.runtime.disk import write_text
 from zeroplay_jax.runtime.workdir import local_run
-from zeroplay_jax.selfplay.recipe import recipe_class
 from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT
 from zeroplay_jax.types import UserError
 
 if TYPE_CHECKING:
     # It imports JAX, whose devices are chosen first.
     from zeroplay_jax.learner.weights_view import FrozenBase
-    from zeroplay_jax.run.policies import Texts
+    from zeroplay_jax.run.branch import Source
 
 EXAMPLES = """examples:
   python -m zeroplay_jax.export runs/mini --out exported
@@ -120,43 +120,59 @@ def export(workdir: pathlib.Path, out: pathlib.Path, best: bool = False) -> list
         )
     # The devices of the run may be in use by it. Read when JAX is imported.
     os.environ['JAX_PLATFORMS'] = 'cpu'
-    from zeroplay_jax.policy import hf
-    from zeroplay_jax.run import branch, policies, run_folder
+    from zeroplay_jax.run import branch, run_folder
 
     start = pathlib.Path(
         fetch_model('config.policy.path', config.policy.path) or BUILT_IN_CHECKPOINT
     )
-    model = hf.read_config(start)
     # The Hub or this clone may have another checkpoint of the same name since.
     run_folder.check_start(workdir, start)
-    source = branch.newest_checkpoint(workdir / 'best' if best else workdir)
+    with _output_errors(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        # Gets links to the files of the checkpoint, which the run may remove meanwhile.
+        links = tempfile.TemporaryDirectory(prefix='.', dir=out.parent)
+    with links as folder:
+        source = branch.newest_checkpoint(
+            workdir / 'best' if best else workdir, pathlib.Path(folder)
+        )
+        folders = _export(config, workdir, start, source, out)
+    source.print_use()
+    return folders
+
+
+def _export(
+    config: ConfigDict,
+    workdir: pathlib.Path,
+    start: pathlib.Path,
+    source: Source,
+    out: pathlib.Path,
+) -> list[pathlib.Path]:
+    """Writes the weights of a checkpoint of the run in a workdir; arguments and errors as of `export`."""
+    from zeroplay_jax.policy import hf
+    from zeroplay_jax.run import branch, policies
+
+    model = hf.read_config(start)
     names = branch.policy_names(source)
     folders = [out / name for name in names]
     if config.policy.adapters.merge:
         folders.extend(map(policies.merged_folder, folders[:]))
     for folder in folders:
-        with _output_errors(out):
-            if folder.exists():
-                raise UserError(f'{folder}: exists already; choose another --out or remove it')
-    exporter = run_record.export_texts(run_record.identity_of_checkpoint(source.folder))
-    texts = _texts(config, workdir, start, exporter, source.step)
+        if os.path.lexists(folder):
+            raise UserError(f'{folder}: exists already; choose another --out or remove it')
+    identity = run_record.identity_of_checkpoint(source.folder)
+    texts = run_record.recorded(workdir).texts_of_policies(identity)
     base = _load_base(config, start) if config.policy.adapters.merge else None
     try:
         for name in names:
             params = branch.read_params(source, name)
-            texts_of_name = texts.get(name, policies.Texts(exporter, exporter))
             with _output_errors(out):
-                policies.write_policy(config, start, model, base, params, texts_of_name, out / name)
-    except BaseException as error:
+                policies.write_policy(
+                    config, start, model, base, params, texts.get(name, {}), out / name
+                )
+    except BaseException:
         for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
-        # Orbax and its libraries raise exceptions of many types.
-        if not source.folder.is_dir() and isinstance(error, Exception):
-            raise UserError(
-                f'{workdir}: the run removed checkpoint {source.step} meanwhile; run the command again'
-            ) from None
         raise
-    source.print_use()
     return folders
 
 
@@ -210,45 +226,6 @@ def _output_errors(out: pathlib.Path) -> Iterator[None]:
     except (OSError, SafetensorError) as error:
         reason = getattr(error, 'strerror', None) or error
         raise UserError(f'{out}: {reason}; choose another --out') from None
-
-
-def _texts(
-    config: ConfigDict,
-    workdir: pathlib.Path,
-    start: pathlib.Path,
-    exporter: dict[str, str],
-    step: int,
-) -> dict[str, Texts]:
-    """Returns name of weights → the files that describe them, as at the end of a run.
-
-    Without a record of the run's tools that this version can use, it prints a warning and returns {}.
-
-    Args:
-      start, exporter: as of `policies.export_texts`.
-      step: number of the checkpoint that is exported.
-    """
-    from zeroplay_jax.rollout.prompts import select
-    from zeroplay_jax.rollout.tokens import open_codec
-    from zeroplay_jax.run import policies
-
-    recorded = run_record.read(workdir)
-    problem = 'has no "tools"'
-    try:
-        if recorded is not None and recorded.tools is not None:
-            templates = select(config.prompts, recipe_class(config.recipe).prompts)
-            roles_of_weights = policies.roles_of_weights(config, recorded.tools, open_codec(start))
-            return {
-                name: policies.export_texts(config, start, roles, templates, name, exporter, step)
-                for name, roles in roles_of_weights.items()
-            }
-    # A run of another version may have a prompt, a recipe or an entry that this version cannot explain.
-    except (UserError, KeyError, ValueError) as error:
-        problem = f'cannot be described ({error})'
-    print(
-        f'warning: {workdir / run_record.FILE_NAME}: {problem}; writes no model card',
-        file=sys.stderr,
-    )
-    return {}
 
 
 if __name__ == '__main__':

@@ -19,8 +19,8 @@ import sys
 
 from absl import flags
 
-from zeroplay_jax.configuration import check, command_line, fields
-from zeroplay_jax.configuration.places import download, keep_prompts
+from zeroplay_jax.configuration import command_line, fields
+from zeroplay_jax.configuration.places import keep_prompts
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.runtime import signals
 
@@ -46,6 +46,9 @@ def main(argv: list[str]) -> None:
     signals.exit_on_sigterm()
     words = argv[1:]
     if _CHECK.value:
+        # Only such a command loads this code.
+        from zeroplay_jax.configuration import check
+
         sys.exit(check.main(words))
     config = command_line.load(_CONFIG.value, words)
     workdir = _WORKDIR.value
@@ -54,8 +57,6 @@ def main(argv: list[str]) -> None:
     command_line.check_command(config, workdir)
     if note := command_line.note_of_questions(_CONFIG.value, config, words):
         print(note, file=sys.stderr)
-    # The record of a run names the files that were downloaded.
-    download(config)
     fields.check(workdir, config)
     command_line.connect(config)
     command_line.check_devices(config)

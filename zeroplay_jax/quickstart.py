@@ -25,7 +25,7 @@ from zeroplay_jax.configuration import command_line, fields, places
 from zeroplay_jax.data import files
 from zeroplay_jax.extras import load_extra
 from zeroplay_jax.mini.question_form import BLANK
-from zeroplay_jax.retrieval import downloads, json_text, objects, progress
+from zeroplay_jax.retrieval import downloads, json_text, progress
 from zeroplay_jax.retrieval.command import RESUMABLE, Parser, exit_status, path_or_packaged
 from zeroplay_jax.retrieval.corpus import files_of, read
 from zeroplay_jax.runtime import disk, signals
@@ -92,7 +92,7 @@ def _arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str
     args.eval = config.eval.file
     for path in filter(None, args.eval.split(',')):
         # Names on the Hub and in buckets are read by the run.
-        if not downloads.is_name(path) and not objects.is_address(path):
+        if not downloads.is_name(path) and not downloads.is_address(path):
             _warn_of_own_questions(pathlib.Path(path), files.questions(path))
     args.corpus = args.corpus.expanduser()
     corpus = args.corpus.resolve()

@@ -93,7 +93,7 @@ def test_a_run_reads_the_fetched_paths(hub_folder, sound):
     sound.retrieval.update(kind='http')
     sound.eval.file = sound.inputs.documents = 'hf://owner/set/data/test.jsonl'
     assert not [*places.policy_folder(sound, None)]
-    places.download(sound)
+    places.fetch(sound)
     assert sound.policy.path == str(hub_folder.snapshot)
     assert pathlib.Path(sound.eval.file).is_file()
     assert sound.inputs.documents == sound.eval.file
@@ -103,7 +103,8 @@ def test_a_name_of_a_wrong_form_is_refused_before_anything_is_asked(hub_folder, 
     sound.policy.path = 'hf://Qwen'
     assert 'config.policy.path: hf://Qwen: names no model' in message(sound)
     with pytest.raises(UserError, match='config.eval.file: hf://owner/set: names no file of a'):
-        places.file_exists('eval.file', 'hf://owner/set')
+        sound.eval.file = 'hf://owner/set'
+        next(places.input_files(sound, None))
     files.check_set('hf://owner/set/test.jsonl')
     with pytest.raises(UserError, match='hf://owner/set: names no file of a dataset'):
         files.check_set('hf://owner/set')
@@ -116,4 +117,4 @@ def test_a_name_of_a_wrong_form_is_refused_before_anything_is_asked(hub_folder, 
         r'config.policy.path: hf://Qwen/Qwen2.5-3B could not be fetched \(no route\); download it'
     )
     with pytest.raises(UserError, match=line):
-        places.download(config)
+        places.fetch(config)

@@ -21,8 +21,8 @@ from zeroplay_jax.rollout.environment import Environment, Limits
 from zeroplay_jax.rollout.prompts import select
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.slots import SlotPool
-from zeroplay_jax.run import steps
-from zeroplay_jax.run.state import RunState
+from zeroplay_jax.run import loop
+from zeroplay_jax.run.loop import RunState
 from zeroplay_jax.selfplay import recipe as recipes
 from zeroplay_jax.selfplay.answers import final_answer
 from zeroplay_jax.selfplay.context import Role, RolloutContext
@@ -165,7 +165,7 @@ def test_an_own_answer_needs_no_constructor_and_a_dropped_one_counts_as_none(pla
     assert [row.reward for row in rows] == [0, 1]
     assert [row.drop for row in rows] == ['prompt_too_long', None]
     assert from_bytes(to_bytes(rows))[0].trajectory.finish == 'prompt_too_long'
-    metrics = steps.record_scores(RunState({}), '5', rows, 'em')
+    metrics = loop.record_scores(RunState({}), '5', rows, 'em')
     assert metrics['solver/row_drop/prompt_too_long'] == 0.5
 
 

@@ -9,8 +9,8 @@ from trajectories import ASKS_SOLVER, make_trajectory
 
 from zeroplay_jax.evaluation.answering import evaluate, scores_by_hop
 from zeroplay_jax.rollout.prompts import Prompt
-from zeroplay_jax.run import steps
-from zeroplay_jax.run.state import RunState
+from zeroplay_jax.run import loop
+from zeroplay_jax.run.loop import RunState
 from zeroplay_jax.types import (
     Question,
     TaskDropped,
@@ -86,7 +86,7 @@ def test_each_of_several_files_has_a_metric():
         for question, name in zip(QUESTIONS, ('nq', 'hotpotqa'))
     ]
     rows = evaluate(Context(), [*of_file, of_file[0], QUESTIONS[2]], 7, ASKS_SOLVER, metric='subem')
-    metrics = steps.record_scores(RunState({}), '7', rows, 'subem')
+    metrics = loop.record_scores(RunState({}), '7', rows, 'subem')
     for name in ('em', 'subem'):
         assert metrics[f'{name}/nq/mean'] == 1.0 and metrics[f'{name}/hotpotqa/mean'] == 0.0
 
@@ -101,11 +101,11 @@ def test_a_further_metric_is_measured_beside_exact_match():
     ]
     assert rows[3].parts == {'rubrics': 0.5}
     state = RunState({})
-    metrics = steps.record_scores(state, '7', rows, 'subem')
+    metrics = loop.record_scores(state, '7', rows, 'subem')
     # The mean over two hop counts, as of exact match: 1 and 0.
     assert metrics == {'rubrics/mean': 0.5, 'rubrics/ungraded': 0.0, 'subem/mean': 0.5}
     assert state.rubrics == {'7': [0.5]} and state.scores == {'7': [1.0, 1.0, 0.0]}
-    assert steps.record_scores(RunState({}), '7', rows, 'none') == {
+    assert loop.record_scores(RunState({}), '7', rows, 'none') == {
         'rubrics/mean': 0.5,
         'rubrics/ungraded': 0.0,
     }

@@ -28,7 +28,7 @@ from zeroplay_jax.rollout.call_syntax import syntax_of
 from zeroplay_jax.rollout.environment import Environment, Limits
 from zeroplay_jax.rollout.prompts import Prompt
 from zeroplay_jax.rollout.tokens import Codec
-from zeroplay_jax.run.trajectories import trajectory_record
+from zeroplay_jax.run.hooks import trajectory_record
 from zeroplay_jax.selfplay.schedule import Phase
 from zeroplay_jax.selfplay.schedule import Step as RunStep
 from zeroplay_jax.tools.search import SearchTool

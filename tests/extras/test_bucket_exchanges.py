@@ -16,11 +16,11 @@ from zeroplay_jax.learner.checkpoint import Checkpointer
 from zeroplay_jax.policy import sharding
 h = hosts.Hosts()
 mesh = sharding.make_mesh(replica=2)
-sys.path.insert(0, 'tests')
+sys.path.insert(0, 'tests/extras')
 from folder_bucket import FolderBucket
 from zeroplay_jax.configs import quickstart
 from zeroplay_jax.learner import checkpoint
-from zeroplay_jax.retrieval import objects
+from zeroplay_jax.extras.buckets import objects
 from zeroplay_jax.runtime import workdir
 from zeroplay_jax.extras.buckets import run as bucket_run
 import orbax.checkpoint as ocp

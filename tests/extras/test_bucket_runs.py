@@ -18,11 +18,10 @@ from zeroplay_jax.configs import quickstart
 from zeroplay_jax.configuration import fields
 from zeroplay_jax.configuration.command_line import policy_of_iteration
 from zeroplay_jax.configuration.fields import frozen
-from zeroplay_jax.extras.buckets import mirror
+from zeroplay_jax.extras.buckets import copies, mirror, objects
 from zeroplay_jax.extras.buckets import run as bucket_run
-from zeroplay_jax.extras.buckets import workdir as remote_workdir
 from zeroplay_jax.extras.buckets.workdir import RemoteFile, RemoteWorkdir, manifest_text
-from zeroplay_jax.retrieval import downloads, objects
+from zeroplay_jax.retrieval import downloads
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.run import branch, run_folder
 from zeroplay_jax.run.run_folder import Place
@@ -110,14 +109,16 @@ def test_another_config_is_refused_by_its_address_before_the_run(bucket, config,
 
 def test_a_resumed_run_reads_the_one_that_it_began_from_no_more(bucket, tmp_path, monkeypatch):
     source = downloads.cache_folder() / 'gs' / 'bucket' / 'runs' / 'old'
-    origin = branch.origin_of(branch.Source(source, 2, source))
-    assert origin == {'workdir': 'gs://bucket/runs/old', 'step': 2}
+    origin = {'workdir': downloads.address_of(str(source)), 'step': 2}
+    assert origin['workdir'] == 'gs://bucket/runs/old'
     write_record(tmp_path / 'new', {}, origin=origin)
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'another'))
 
     def begins(source, is_resumed):
-        with branch.found(Hosts(), Place(tmp_path / 'new'), source, is_resumed) as found:
-            return found
+        other = run_folder.other_run(tmp_path / 'new', source, is_resumed)
+        if other is not None:
+            with branch.found(Hosts(), Place(tmp_path / 'new'), other) as found:
+                return found
 
     # The bucket does not have it.
     assert begins('gs://bucket/runs/old/', is_resumed=True) is None
@@ -130,11 +131,11 @@ def test_a_resumed_run_reads_the_one_that_it_began_from_no_more(bucket, tmp_path
 def test_two_commands_do_not_copy_a_run_at_the_same_time(bucket, config):
     begin(config, lambda place: place.at_end())
     bucket.write('runs/a/run.json', b'{}')
-    root = remote_workdir.local_run(ADDRESS).parents[1]
+    root = copies.local_run(ADDRESS).parents[1]
     bucket.write('runs/a/run.json', b'{"x": 1}')
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
-        with downloads.locked(root):
-            copied = thread.submit(remote_workdir.local_run, ADDRESS)
+        with copies.locked(root):
+            copied = thread.submit(copies.local_run, ADDRESS)
             with pytest.raises(concurrent.futures.TimeoutError):
                 copied.result(0.2)
             assert (root / 'runs' / 'a' / 'run.json').read_bytes() == b'{}'
@@ -184,7 +185,7 @@ def test_reports_and_comparisons_read_a_bucket(bucket, config, tmp_path, capsys)
         bucket.write(remote.manifest_name(step), manifest_text(step, manifest[step]))
     bucket.write(remote.name('run.json'), json.dumps({'config': config.to_dict()}).encode())
     assert report.main([ADDRESS, '--out', str(tmp_path / 'a.html')]) == 0
-    local = remote_workdir.local_run(ADDRESS)
+    local = copies.local_run(ADDRESS)
     assert (local / 'metrics.jsonl').read_bytes() == 2 * line
     # While it is read, the run goes back by a step, of which the newest was damaged.
     download = bucket.download
@@ -197,7 +198,7 @@ def test_reports_and_comparisons_read_a_bucket(bucket, config, tmp_path, capsys)
 
     bucket.download = remove_and_download
     (local / 'metrics.jsonl').unlink()
-    assert (remote_workdir.local_run(ADDRESS) / 'metrics.jsonl').read_bytes() == line
+    assert (copies.local_run(ADDRESS) / 'metrics.jsonl').read_bytes() == line
     assert report.main(['gs://bucket/none']) == 2
     assert compare.main([f'{ADDRESS}/none.json', f'{ADDRESS}/run.json']) == 2
     assert 'no such file or folder in the bucket' in capsys.readouterr().err

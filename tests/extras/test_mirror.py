@@ -11,9 +11,9 @@ from memory_bucket import outage
 from run_records import change_record
 from saved_runs import names, save, upload, uploading, wait
 
+from zeroplay_jax.extras.buckets.objects import Unavailable
 from zeroplay_jax.extras.buckets.run import bring_down
 from zeroplay_jax.learner.checkpoint import saved_steps
-from zeroplay_jax.retrieval.objects import Unavailable
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.types import UserError

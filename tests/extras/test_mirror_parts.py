@@ -10,10 +10,10 @@ from saved_runs import names, save, wait, wait_for
 
 from zeroplay_jax.extras.buckets.lease import Lease
 from zeroplay_jax.extras.buckets.mirror import Mirror, link_folder, merge
+from zeroplay_jax.extras.buckets.objects import Unavailable
 from zeroplay_jax.extras.buckets.run import bring_down
 from zeroplay_jax.extras.buckets.workdir import RemoteFile
 from zeroplay_jax.learner import checkpoint
-from zeroplay_jax.retrieval.objects import Unavailable
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.types import UserError

@@ -6,14 +6,14 @@ import pytest
 from memory_bucket import MemoryBucket
 from saved_runs import save_checkpoints
 
+from zeroplay_jax.extras.buckets import objects
+from zeroplay_jax.extras.buckets.copies import local_source
 from zeroplay_jax.extras.buckets.workdir import (
     RemoteFile,
     RemoteWorkdir,
-    local_source,
     manifest_text,
 )
 from zeroplay_jax.learner import checkpoint
-from zeroplay_jax.retrieval import objects
 from zeroplay_jax.run import branch
 from zeroplay_jax.run.run_folder import Place
 from zeroplay_jax.runtime.hosts import Hosts
@@ -60,7 +60,7 @@ def test_a_damaged_copy_is_downloaded_again_and_a_damaged_step_is_refused(remote
     address = f'{ADDRESS}/best' if folder == 'best/4' else ADDRESS
 
     def find():
-        with branch.found(Hosts(), Place(tmp_path / 'new'), address, is_resumed=False) as source:
+        with branch.found(Hosts(), Place(tmp_path / 'new'), address) as source:
             assert checkpoint.find_damage(source.folder) == ''
             return source
 

@@ -15,7 +15,7 @@ from refused_calls import refused, row
 from safetensors.numpy import load_file
 from small_policies import KERNEL, change_json, change_tensors, config_of, copy_of
 
-from zeroplay_jax.configuration import places
+from zeroplay_jax.configuration import check
 from zeroplay_jax.configuration.fields import config as packaged_config
 from zeroplay_jax.policy import (
     adapter_config,
@@ -483,9 +483,12 @@ def test_an_adapter_that_is_not_computed_is_refused(adapter, user_reads, change,
 def test_a_check_of_a_config_compares_the_tensors_of_an_adapter(adapter):
     config = packaged_config('drzero')
     config.policy.path = str(adapter)
-    places.check_weights(config)
+    mistakes = []
+    check.check_policy(config, mistakes)
+    assert mistakes == []
     change_json(adapter / CONFIG_FILE, r=4)
-    line = refused(places.check_weights, config)
+    check.check_policy(config, mistakes)
+    (line,) = mistakes
     assert 'q_proj.lora_A.weight is (3, ' in line and ' and (4, ' in line and WEIGHTS_FILE in line
 
 

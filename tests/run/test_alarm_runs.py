@@ -12,9 +12,9 @@ FIELDS = """
 # Rounding alone reaches the level of the alarm.
 PROGRAM = """
 import runpy
-from zeroplay_jax.run import alarms
-figure = alarms.FIGURES['sampler_gap']
-alarms.FIGURES['sampler_gap'] = figure._replace(levels=alarms.Levels(1e-12, 1e-11, 1))
+from zeroplay_jax.run import outcome
+figure = outcome.FIGURES['sampler_gap']
+outcome.FIGURES['sampler_gap'] = figure._replace(levels=outcome.Levels(1e-12, 1e-11, 1))
 runpy.run_module('zeroplay_jax.main', run_name='__main__')
 """
 

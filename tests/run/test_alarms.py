@@ -9,8 +9,8 @@ from refused_calls import check_table
 
 from zeroplay_jax.configs import common
 from zeroplay_jax.configuration import fields
-from zeroplay_jax.run import alarms as alarms_module
-from zeroplay_jax.run.alarms import FIGURES, STOP, WARN, Alarms, Levels
+from zeroplay_jax.run import outcome as alarms_module
+from zeroplay_jax.run.outcome import FIGURES, STOP, WARN, Alarms, Levels
 from zeroplay_jax.selfplay.schedule import Phase, Step
 
 

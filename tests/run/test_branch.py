@@ -16,9 +16,8 @@ from zeroplay_jax.configuration.fields import frozen
 from zeroplay_jax.learner.checkpoint import Checkpointer, saved_steps
 from zeroplay_jax.policy import adapters
 from zeroplay_jax.run import branch, run_folder
+from zeroplay_jax.run.loop import RunState, Saver
 from zeroplay_jax.run.run_folder import Place
-from zeroplay_jax.run.state import RunState, Saver
-from zeroplay_jax.runtime import record
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.selfplay import recipe as recipes
 from zeroplay_jax.selfplay.recipe import recipe_class
@@ -56,13 +55,9 @@ class Learner:
 
 @pytest.fixture
 def engine():
-    published = []
     return types.SimpleNamespace(
         learners={'solver': Learner()},
         value_networks={},
-        publish=lambda name, version: published.append(name),
-        take_snapshots=lambda: None,
-        published=published,
     )
 
 
@@ -73,7 +68,21 @@ def test_a_half_removed_step_is_not_taken(tmp_path):
 
 
 def find(workdir, source):
-    return branch.found(Hosts(), Place(workdir), str(source), is_resumed=False)
+    return branch.found(Hosts(), Place(workdir), str(source))
+
+
+def test_a_checkpoint_that_loses_its_checksums_meanwhile_is_not_taken(tmp_path, monkeypatch):
+    """Its run removes it, and what is left of it may be incomplete."""
+    save(tmp_path / 'old', 2, 4)
+    copytree = branch.shutil.copytree
+
+    def copy_late(*args, **options):
+        (tmp_path / 'old' / 'checkpoints' / '4' / 'checksums.sha256').unlink(missing_ok=True)
+        return copytree(*args, **options)
+
+    monkeypatch.setattr(branch.shutil, 'copytree', copy_late)
+    with find(tmp_path / 'new', tmp_path / 'old') as source:
+        assert source.step == 2
 
 
 def test_a_checkpoint_is_read_though_its_run_removes_it_meanwhile(tmp_path, engine):
@@ -84,8 +93,7 @@ def test_a_checkpoint_is_read_though_its_run_removes_it_meanwhile(tmp_path, engi
         save(old, 4, keep=1)
         assert saved_steps(old / 'checkpoints') == [4]
         branch.load(source, engine)
-        branch.publish(engine)
-    assert source[:2] == (old, 2) and engine.published == ['solver']
+    assert source[:2] == (old, 2)
     for array in jax.tree.leaves(engine.learners['solver'].state['params']):
         np.testing.assert_array_equal(array, 2)
     # The other run is as it was, and nothing is left of the links.
@@ -109,23 +117,22 @@ class SecondHost:
     def __init__(self, *replies):
         self.replies = list(replies)
 
-    def run_on_all_and_gather(self, call):
-        return [self.replies.pop(0), call()]
+    def run_on_all(self, call):
+        return call()
 
-    def run_on_first(self, call, *arguments):
+    def run_on_first(self, call):
         return self.replies.pop(0)
 
 
-def test_each_host_reads_its_own_links_and_another_content_is_refused(tmp_path):
+def test_each_host_reads_its_own_links_of_the_step_that_the_first_one_chose(tmp_path):
     """Their folders are not shared: the new run lies in a bucket."""
     old, new = tmp_path / 'old', Place(tmp_path / 'new', is_shared=False)
-    save(old, 8)
-    seal = (old / 'checkpoints' / '8' / 'checksums.sha256').read_text()
-    first = [record.digest(seal), str(old), 8, '/links/8', '']
-    with branch.found(SecondHost(str(old), first), new, str(old), is_resumed=False) as source:
-        assert source.folder == tmp_path / 'new' / '.from_1' / '8'
-    with pytest.raises(UserError, match='the processes have different checkpoints'):
-        with branch.found(SecondHost(str(old), ['0', *first[1:]]), new, str(old), False):
+    # The other run has saved a step since.
+    save(old, 6, 8)
+    with branch.found(SecondHost([str(old), 6, '/links/6', '']), new, str(old)) as source:
+        assert source[1:3] == (6, tmp_path / 'new' / '.from_1' / '6')
+    with pytest.raises(UserError, match='it has no checkpoint 4; the run goes on meanwhile'):
+        with branch.found(SecondHost([str(old), 4, '/links/4', '']), new, str(old)):
             pass
 
 

@@ -11,7 +11,7 @@ from zeroplay_jax.api import Index
 from zeroplay_jax.configs import common
 from zeroplay_jax.retrieval.client import Client
 from zeroplay_jax.run import outcome
-from zeroplay_jax.run.alarms import Alarms
+from zeroplay_jax.run.outcome import Alarms
 from zeroplay_jax.selfplay import health, metrics
 from zeroplay_jax.selfplay.library import Library, SearchableCorpus
 from zeroplay_jax.selfplay.library_builder import check_and_reset_failures

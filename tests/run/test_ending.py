@@ -5,7 +5,7 @@ import json
 import pytest
 
 from zeroplay_jax.run import ending
-from zeroplay_jax.run.summary import summary_json
+from zeroplay_jax.run.ending import summary_json
 
 
 def test_lists_of_numbers_in_the_summary_take_one_line():

@@ -29,7 +29,7 @@ def config_of(**changes):
 
 
 def begin_record(workdir, config, inputs, is_resumed):
-    start = dict(index='', template={}, roles={}, weights={}, is_resumed=is_resumed)
+    start = dict(index='', template={}, roles={}, weights={}, policies={}, is_resumed=is_resumed)
     return run_folder.begin(workdir, config, inputs, **start)
 
 
@@ -51,7 +51,7 @@ def begin(workdir, config, inputs=INPUTS):
 
 
 def check(workdir):
-    run_folder.has_checkpoint(workdir)
+    run_folder.check_checkpoints(workdir)
 
 
 def exchange(one, other, name):
@@ -116,7 +116,7 @@ def test_a_checkpoint_beside_another_config_is_not_read(two_runs, user_meets):
     with user_meets('4: is of another run'):
         branch.newest_checkpoint(run)
     with pytest.raises(UserError, match='is of another run'):
-        with branch.found(Hosts(), Place(run.parent / 'new'), str(run), is_resumed=False):
+        with branch.found(Hosts(), Place(run.parent / 'new'), str(run)):
             pass
 
 
@@ -177,7 +177,9 @@ def test_an_export_in_the_workdir_of_another_run_is_refused(two_runs, user_meets
     policies = [workdir / 'policy' / 'solver' for workdir in two_runs]
     for policy in policies:
         policy.mkdir(parents=True)
-        for name, text in record.export_texts(identity_of(two_runs[0])).items():
+        of_run = record.Record({}, policies={'solver': {'whole': {}}})
+        texts = of_run.texts_of_policies(identity_of(two_runs[0]))['solver']['whole']
+        for name, text in texts.items():
             (policy / name).write_text(text)
     assert policy_settings.settings(policies[0]).seed == 0
     with user_meets('solver: is of another run'):

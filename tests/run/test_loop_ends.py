@@ -8,10 +8,9 @@ import pytest
 
 from zeroplay_jax.configs import quickstart
 from zeroplay_jax.run import hooks, loop, run_folder
-from zeroplay_jax.run import state as states
+from zeroplay_jax.run.hooks import Log
+from zeroplay_jax.run.loop import Played, RunState, Saver
 from zeroplay_jax.run.run_folder import Place
-from zeroplay_jax.run.state import RunState
-from zeroplay_jax.run.steps import Played
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.runtime.log import MetricsWriter
 from zeroplay_jax.selfplay.schedule import Phase, Step, all_steps, with_evaluations
@@ -39,7 +38,7 @@ def train(tmp_path, monkeypatch):
     config.log.writers = ()
     checkpoints = mock.Mock()
     checkpoints.saved_on_error = contextlib.nullcontext
-    monkeypatch.setattr(states, 'Checkpointer', lambda *_, **__: checkpoints)
+    monkeypatch.setattr(loop, 'Checkpointer', lambda *_, **__: checkpoints)
     upload = mock.Mock()
     state = RunState({})
 
@@ -58,7 +57,7 @@ def train(tmp_path, monkeypatch):
         cache.take_metrics.return_value = {}
         engine.host_state.return_value = {}
         place = Place(tmp_path, after_step=upload)
-        saver = states.Saver(Hosts(), place, config, engine)
+        saver = Saver(Hosts(), place, config, engine)
         saver.begin(state)
         loop._train(place, context, engine, saver, cache, steps, state)
 
@@ -119,9 +118,9 @@ def test_a_log_that_cannot_be_opened_ends_all_processes(monkeypatch, tmp_path):
     config = quickstart.get_config()
     hosts = Hosts()
     calls = []
-    monkeypatch.setattr(hosts, 'run_on_all', calls.append)
+    monkeypatch.setattr(hosts, 'run_on_all', lambda *call: calls.append(call))
     monkeypatch.setattr(hooks, 'MetricsWriter', mock.Mock(side_effect=UserError('no key')))
     engine = mock.Mock(config=config)
-    assert hooks._open_writer(hosts, engine, tmp_path, RunState({})) is None
+    assert Log(types.SimpleNamespace(hosts=hosts), engine, tmp_path, RunState({}))._writer is None
     with pytest.raises(UserError, match='no key'):
-        calls[0]()
+        calls[0][0](*calls[0][1:])

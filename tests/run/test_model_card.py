@@ -1,5 +1,6 @@
 """The files beside exported weights: what they say, and that other programs then stop where a turn ends."""
 
+import dataclasses
 import json
 
 import pytest
@@ -8,11 +9,10 @@ from zeroplay_jax.configs import common
 from zeroplay_jax.policy import adapters, hf
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.tokens import open_codec
-from zeroplay_jax.run import policies, run_folder
-from zeroplay_jax.run.policies import export_texts, model_card, write_adapter
+from zeroplay_jax.run.policies import describe, model_card, write_adapter
 from zeroplay_jax.selfplay.context import Role
 from zeroplay_jax.selfplay.library import SearchableCorpus
-from zeroplay_jax.selfplay.recipe import RoleSpec, recipe_class, weights_of_roles
+from zeroplay_jax.selfplay.recipe import RoleSpec
 from zeroplay_jax.selfplay.role_environment import role_environment
 from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT
 from zeroplay_jax.settings.schema import LINEARS
@@ -37,7 +37,7 @@ def export(tmp_path_factory):
     config = common.get_config()
     templates = prompts.select('mini')
     role = solver(config, open_codec(CLEAN))
-    texts = export_texts(config, CLEAN, [role], templates, 'solver', {}).whole
+    texts = describe(config, CLEAN, [role], 'solver', templates)['solver']['whole']
     hf.save(folder, model, hf.load(CLEAN, model), like=CLEAN, texts=texts)
     return folder, role, templates
 
@@ -79,7 +79,7 @@ def test_this_package_reads_the_end_tokens_that_a_turn_had_before(export):
     # Exported again from an export, the file is the same.
     config = common.get_config()
     roles, templates = [solver(config, open_codec(folder))], prompts.select('mini')
-    again = export_texts(config, folder, roles, templates, 'x', {}).whole
+    again = describe(config, folder, roles, 'solver', templates)['solver']['whole']
     assert json.loads(again['generation_config.json']) == fields
 
 
@@ -97,30 +97,12 @@ def test_the_card_names_base_recipe_roles_prompt_and_stop_strings(export):
     assert str(folder.parent) not in text
 
 
-@pytest.mark.parametrize('recipe', ['drzero', 'ssp'])
-@pytest.mark.parametrize('syntax', ['search_r1', 'r_search'])
-def test_a_card_from_the_records_of_a_run_is_that_of_the_run(recipe, syntax):
-    config = common.get_config(recipe)
-    config.tools.update(syntax=syntax, names=('search', 'open'))
-    config.weights = 'shared' if recipe == 'ssp' else 'separate'
-    codec = open_codec(CLEAN)
-    tools = build_tools(config, SearchableCorpus(None, 3, 200))
-    roles = {}
-    for specification in recipe_class(recipe).roles(config):
-        env, limit = role_environment(config, specification, codec, tools)
-        name, weights = specification.name, weights_of_roles(config).get(specification.name, 'x')
-        roles[name] = Role(name, weights, specification.prompt, env, prompt_tokens=limit)
-    recorded = policies.roles_of_weights(config, run_folder.listings(roles), codec)
-    assert list(recorded) == (['policy'] if recipe == 'ssp' else ['proposer', 'solver'])
-    templates = prompts.select('mini', recipe_class(recipe).prompts)
-    for weights, ours in recorded.items():
-        theirs = [roles[role.name] for role in ours]
-        assert [role.name for role in ours][:1] == (['solver'] if recipe == 'ssp' else [weights])
-        texts = [
-            export_texts(config, CLEAN, x, templates, weights, {}, step=3).whole
-            for x in (ours, theirs)
-        ]
-        assert texts[0] == texts[1] and 'checkpoint 3 of its run' in texts[0]['README.md']
+def test_shared_weights_have_one_card_that_begins_with_the_evaluated_role():
+    config = common.get_config('ssp')
+    role = solver(config, open_codec(CLEAN))
+    roles = [dataclasses.replace(role, name=name, weights='policy') for name in ('x', 'solver')]
+    texts = describe(config, CLEAN, roles, 'solver', prompts.select('mini'))
+    assert '| roles | solver, x |' in texts['policy']['whole']['README.md']
 
 
 def test_the_code_on_the_card_of_an_adapter_generates_a_turn(export, tmp_path, capsys, monkeypatch):

@@ -14,7 +14,7 @@ from zeroplay_jax.runtime import record
 def write(workdir, template):
     workdir.mkdir(exist_ok=True)
     config = drzero.get_config('mini')
-    start = dict(index='', roles={}, weights={}, is_resumed=False)
+    start = dict(index='', roles={}, weights={}, policies={}, is_resumed=False)
     inputs = {'policy.path': {}}
     run_folder.begin(workdir, config, inputs, template=template, **start)
 

@@ -10,9 +10,8 @@ import pytest
 import scripted
 from test_engine import make, play, policy, spoil_gradient  # noqa: F401
 
-from zeroplay_jax.run import alarms as alarms_module
-from zeroplay_jax.run.alarms import FIGURES, Alarms
-from zeroplay_jax.run.outcome import Stop, current_stop, stop_after
+from zeroplay_jax.run import outcome as alarms_module
+from zeroplay_jax.run.outcome import FIGURES, Alarms, Stop, current_stop, stop_after
 from zeroplay_jax.selfplay.schedule import Phase, Step
 from zeroplay_jax.types import Question, RowInfo, ToolCall, Turn
 

@@ -11,27 +11,26 @@ from __future__ import annotations
 import contextlib
 import pathlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict
 
 from zeroplay_jax.configuration import command_line, fields, rules
-from zeroplay_jax.configuration.places import (
-    check_heads,
-    check_programs,
-    check_tokenizer,
-    check_weights,
-    has_architecture,
-    keep_prompts,
-    read_policy,
-)
+from zeroplay_jax.configuration.places import check_programs, elsewhere, keep_prompts, read_policy
 from zeroplay_jax.extras import load_extra
-from zeroplay_jax.retrieval import downloads, objects
+from zeroplay_jax.policy import adapter_config
+from zeroplay_jax.retrieval import downloads
 from zeroplay_jax.runtime.record import FILE_NAME
 from zeroplay_jax.runtime.workdir import check_is_folder
-from zeroplay_jax.settings.kinds import PACKAGE, PROMPT_SETS, ConfigError, leaves
+from zeroplay_jax.settings.kinds import (
+    BUILT_IN_CHECKPOINT,
+    PACKAGE,
+    PROMPT_SETS,
+    ConfigError,
+    leaves,
+)
 from zeroplay_jax.types import UserError
 
 _NAME = 'zeroplay_jax'
@@ -100,7 +99,7 @@ def _check_folders(mistakes: list[str]) -> None:
         if not workdir:
             raise ConfigError(command_line.NO_WORKDIR)
         check_is_folder(workdir, True)
-    is_here = source and flags.FLAGS.files and not objects.is_address(source)
+    is_here = source and flags.FLAGS.files and not downloads.is_address(source)
     if is_here and not pathlib.Path(source, FILE_NAME).is_file():
         mistakes.append(f'--from={source}: not the workdir of a run; it has no {FILE_NAME}')
 
@@ -108,7 +107,7 @@ def _check_folders(mistakes: list[str]) -> None:
 def _loaded(words: Sequence[str], mistakes: list[str]) -> ConfigDict | None:
     """Returns the config as the run would read it, without the flags that cannot be read; None if there is none."""
     with _noted(mistakes):
-        config = command_line.config_of_file(flags.FLAGS.config)
+        config = fields.config_of_file(flags.FLAGS.config)
         flags_of: dict[str, list[str]] = {}
         for group in fields.with_values(words):
             with _noted(mistakes):
@@ -122,13 +121,10 @@ def _loaded(words: Sequence[str], mistakes: list[str]) -> ConfigDict | None:
     return None
 
 
-# ---- the config --------------------------------------------------------------------------------------
-
-
 def _check_config(config: ConfigDict, target: Any, mistakes: list[str]) -> str:
     """Notes the mistakes of a config, also on the machine of --on; returns what is to be said of its memory, or ''."""
     has_files, workdir = flags.FLAGS.files, flags.FLAGS.workdir or ''
-    is_here = bool(workdir) and has_files and not objects.is_address(workdir)
+    is_here = bool(workdir) and has_files and not downloads.is_address(workdir)
     if is_here:
         with _noted(mistakes):
             keep_prompts(config, workdir)
@@ -137,25 +133,22 @@ def _check_config(config: ConfigDict, target: Any, mistakes: list[str]) -> str:
     in_buckets = []
     for name, path in _paths(config).items():
         config.update_from_flattened_dict({name: downloads.packaged(path)})
-        if objects.is_address(path):
+        if downloads.is_address(path):
             in_buckets.append(name)
     # A run keeps the -1 of a mesh in its config.
     on_machine = config.copy_and_resolve_references()
     on_machine.update_from_flattened_dict(dict.fromkeys(in_buckets, ''))
-    if config.prompts not in PROMPT_SETS and (not has_files or 'prompts' in in_buckets):
-        on_machine.prompts = 'full'
     if target is not None:
         with _noted(mistakes):
             load_extra('plan', 'planning').fit_to(on_machine, target)
-    mistakes += rules.lines(on_machine, has_files=has_files, unread=in_buckets)
-    others: list[Callable[..., object]] = []
+    unread = elsewhere(config) if has_files else ['prompts', *elsewhere(config)]
+    mistakes += rules.lines(on_machine, has_files=has_files, unread=unread)
     if has_files:
-        others.append(check_programs)
-    if has_files and 'policy.path' not in in_buckets and has_architecture(on_machine):
-        others += [check_heads, read_policy, check_weights, check_tokenizer]
-    for check in others:
         with _noted(mistakes):
-            check(on_machine)
+            check_programs(on_machine)
+    if has_files and 'policy.path' not in in_buckets:
+        with _noted(mistakes):
+            check_policy(on_machine, mistakes)
     if is_here and not mistakes:
         with _noted(mistakes):
             fields.check(workdir, config)
@@ -167,6 +160,43 @@ def _check_config(config: ConfigDict, target: Any, mistakes: list[str]) -> str:
     with _noted(mistakes):
         memory = load_extra('plan', 'planning').memory_line(on_machine, target)
     return memory and f'{memory}; not checked: '
+
+
+def check_policy(config: ConfigDict, mistakes: list[str]) -> None:
+    """Notes what is wrong with the files of a policy, and which settings do not go with it; imports JAX.
+
+    Raises:
+      UserError: its architecture cannot be read.
+    """
+    path = config.policy.path or BUILT_IN_CHECKPOINT
+    # `places.policy_folder` names what is missing.
+    try:
+        folder = adapter_config.base_folder(path)
+    except UserError:
+        return
+    if not (folder / 'config.json').is_file():
+        return
+    from zeroplay_jax.policy import hf, shape, sharding, stored_tensors
+    from zeroplay_jax.rollout.tokens import open_codec
+
+    model = shape.read_config(folder)
+    with _noted(mistakes):
+        # A -1 is known when there are devices.
+        sharding.check_heads(model.heads, model.kv_heads, max(config.mesh.model, 1))
+    with _noted(mistakes):
+        if config.policy.adapters.rank and model.experts is not None:
+            linears = config.policy.adapters.linears
+            adapter_config.refuse_feed_forward(linears, 'config.policy.adapters.linears')
+    with _noted(mistakes):
+        read_policy(config)
+    with _noted(mistakes):
+        if any(folder.glob('*.safetensors')):
+            stored_tensors.checked_headers(folder, model)
+        if adapter_config.is_adapter(path):
+            hf.check_adapter(path, model)
+    with _noted(mistakes):
+        if (folder / 'tokenizer.json').is_file():
+            open_codec(pathlib.Path(path))
 
 
 def _paths(config: ConfigDict) -> dict[str, str]:

@@ -12,7 +12,6 @@ import os
 import pathlib
 import re
 import resource
-import runpy
 import sys
 import threading
 import traceback
@@ -23,31 +22,15 @@ from absl import app, flags, logging
 from ml_collections import ConfigDict
 
 from zeroplay_jax.configuration import fields, rules
-from zeroplay_jax.retrieval import objects
-from zeroplay_jax.retrieval.command import MessageFormatter, similar_path
+from zeroplay_jax.retrieval import downloads
+from zeroplay_jax.retrieval.command import MessageFormatter
 from zeroplay_jax.runtime import signals
 from zeroplay_jax.runtime.workdir import check_is_folder
 from zeroplay_jax.selfplay.recipe import recipe_class
-from zeroplay_jax.settings.kinds import CONFIGS, ConfigError, is_server
+from zeroplay_jax.settings.kinds import ConfigError, is_server
 from zeroplay_jax.types import Preempted, TrainingStopped, UserError, first_line
 
 NO_WORKDIR = 'no folder for the run; give --workdir=FOLDER, such as --workdir=runs/first'
-
-
-def no_config() -> str:
-    """Returns the line about a command without --config."""
-    return f'no config; give one of {available_configs()}, or a file of your own'
-
-
-def available_configs() -> str:
-    """Returns the config files of the project, as flags in one text."""
-    config_flags = []
-    # Sorted, because the order of `glob` depends on the file system.
-    for path in sorted(CONFIGS.glob('[a-z]*.py')):
-        # common.py has the defaults that the others start from; it is not a run.
-        if path.stem != 'common':
-            config_flags.append(f'--config=configs/{path.name}')
-    return ', '.join(config_flags)
 
 
 def load(config_file: str | None, words: Sequence[str]) -> ConfigDict:
@@ -62,39 +45,9 @@ def load(config_file: str | None, words: Sequence[str]) -> ConfigDict:
     """
     # A misspelt --config is one of the words.
     flags_of = fields.flags_by_field(with_short_flags(words))
-    config = config_of_file(config_file)
+    config = fields.config_of_file(config_file)
     fields.put(config, flags_of)
     return config.lock()
-
-
-def config_of_file(config_file: str | None) -> ConfigDict:
-    """Returns the config of a file, 'configs/drzero.py:mini', as no flag has changed it. Executes the file.
-
-    A file in the current folder takes precedence over that of the package: in a checkout the user edits that one.
-
-    Raises:
-      ConfigError: one line; there is no such file, or it fails.
-    """
-    if not config_file:
-        raise ConfigError(no_config())
-    name, _, variant = config_file.partition(':')
-    path = pathlib.Path(name)
-    if not path.is_file() and path.parts[:-1] == ('configs',):
-        path = CONFIGS / path.name
-    if not path.is_file():
-        raise ConfigError(
-            f'--config={config_file}: no such file; there are {available_configs()}{similar_path(name)}'
-        )
-    try:
-        config = runpy.run_path(str(path))['get_config'](*filter(None, [variant]))
-        fields.fit_to_recipe(config)
-        return config
-    except UserError:
-        raise
-    except Exception as error:
-        # A config is a Python file, so any exception is possible.
-        kind = '' if isinstance(error, ValueError) else f'{type(error).__name__}: '
-        raise ConfigError(f'--config={config_file}: {kind}{first_line(error)}') from error
 
 
 def with_short_flags(words: Sequence[str]) -> list[str]:
@@ -147,7 +100,7 @@ def policy_of_iteration(path: str) -> str:
     name = 'policy'
     if config.weights == 'separate':
         name = recipe_class(config.recipe).evaluated_role
-    if objects.is_address(match[1]):
+    if downloads.is_address(match[1]):
         return f'{match[1]}/{match[2]}/{name}'
     folder = workdir / match[2] / name
     if not folder.is_dir():
@@ -199,7 +152,7 @@ def note_of_questions(config_file: str, config: ConfigDict, words: Sequence[str]
     if not corpus or not config.eval.file or 'eval.file' in changed:
         return ''
     # The same index in another place.
-    path = config_of_file(config_file).retrieval.path
+    path = fields.config_of_file(config_file).retrieval.path
     is_same = pathlib.Path(config.retrieval.path).name == pathlib.Path(path).name
     if is_same and 'retrieval.url' not in changed:
         return ''
@@ -230,11 +183,6 @@ def check_command(
         raise ConfigError(NO_WORKDIR)
     check_is_folder(workdir, allows_bucket=True)
     rules.check(config, has_evaluation, is_training)
-
-
-# ---- start and end of a command --------------------------------------------------------------------
-#
-# User errors become one line, and the output of libraries is hidden.
 
 
 # A full disk, a used-up quota, a read-only file system; limits of the shell (ulimit -f, ulimit -n) and of the machine.
@@ -393,9 +341,6 @@ def check_devices(config) -> None:
     shards, processes = sharding.data_shards(mesh), jax.process_count()
     rules.check_replicas(resolved, processes)
     rules.check_shards(resolved, shards, shards // processes)
-
-
-# ---- limits of the shell ---------------------------------------------------------------------------
 
 
 # Files that a small run has open at once, with a margin; larger ones have connections and index files besides.

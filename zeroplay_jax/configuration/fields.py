@@ -6,11 +6,10 @@ Imports no JAX.
 from __future__ import annotations
 
 import functools
-import importlib
-import inspect
 import itertools
 import pathlib
 import re
+import runpy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,8 +20,8 @@ from ml_collections import ConfigDict, config_flags
 
 from zeroplay_jax.extras import load_extra
 from zeroplay_jax.objectives.registry import did_you_mean
-from zeroplay_jax.retrieval import objects
-from zeroplay_jax.retrieval.command import warn_once
+from zeroplay_jax.retrieval import downloads
+from zeroplay_jax.retrieval.command import similar_path, warn_once
 from zeroplay_jax.rollout.prompts import select
 from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.runtime import workdir as run_workdir
@@ -48,7 +47,7 @@ from zeroplay_jax.settings.schema import (
     Run,
     TrainedRole,
 )
-from zeroplay_jax.types import first_line
+from zeroplay_jax.types import UserError, first_line
 
 
 def default_config(recipe: str = 'drzero') -> ConfigDict:
@@ -91,7 +90,7 @@ def fit_to_recipe(config: ConfigDict, is_switched: bool = False) -> None:
     """
     before = leaves(config) if is_switched else {}
     with config.unlocked():
-        _fill(config, Run().model_dump(exclude=set(_sections_of_built_in())))
+        _fill(config, Run().model_dump(exclude={'inputs', *_OF_SOME_RECIPES}))
         recipe = recipes.recipe_class(config.recipe)
         # Roles may depend on the recipe's settings.
         _fill(config, {name: section().model_dump() for name, section in recipe.settings.items()})
@@ -104,9 +103,10 @@ def fit_to_recipe(config: ConfigDict, is_switched: bool = False) -> None:
             for field in unread & set(config[name]):
                 if is_switched or config[name][field] == defaults[field]:
                     del config[name][field]
-        for name in _sections_of_built_in() - sections.keys():
-            if name in config:
-                del config[name]
+        others = {*config} - sections.keys() - (Run.model_fields.keys() - {*_OF_SOME_RECIPES})
+        # Most configs have none, and the other recipes are not loaded.
+        for name in others and others & {*_OF_SOME_RECIPES, *_sections_of_built_in()}:
+            del config[name]
         # A step draws as many tasks as the largest batch of its roles, so that a default would enlarge a small run. The
         # reference follows fields that are set later, until the batch of the role itself is set.
         is_built_in = recipe.__module__.startswith(recipes.BUILT_IN_PACKAGE)
@@ -133,6 +133,8 @@ def _fill(config: ConfigDict, defaults: Mapping[str, Any]) -> None:
             _fill(config[name], value)
 
 
+# Sections of `Run` that only some recipes read.
+_OF_SOME_RECIPES = ('pool', 'privileged')
 # What goes with the file of another field of `inputs`.
 _FILE_OF_INPUT = {'types': 'documents', 'world_questions': 'questions'}
 
@@ -223,9 +225,6 @@ def _input_fields(section: type[Section], prefix: str) -> Iterator[str]:
             yield from _input_fields(type(field.default), f'{prefix}{name}.')
         elif isinstance(field.json_schema_extra, dict) and IS_INPUT in field.json_schema_extra:
             yield f'{prefix}{name}'
-
-
-# ---- names and values --------------------------------------------------------------------------------
 
 
 # Whole numbers beyond it do not fit in the integers of accelerators.
@@ -344,11 +343,6 @@ def frozen(config: ConfigDict | Config) -> Config:
     return _model_of(config).model_validate(config.to_dict())
 
 
-# ---- flags -------------------------------------------------------------------------------------------
-#
-# Fields are set by --config.FIELD=VALUE, which ml_collections reads.
-
-
 PREFIX = '--config.'
 _FLAG = re.compile(r'--?(?:no)?config\.([\w.]+)(=.*)?', re.DOTALL)
 
@@ -429,11 +423,6 @@ def set_fields(config: ConfigDict, assignments: Sequence[str]) -> None:
         check_asked(config)
 
 
-# ---- configs of runs -------------------------------------------------------------------------------
-#
-# The config in the record of a run.
-
-
 def read_stored_config(workdir: pathlib.Path) -> ConfigDict | None:
     """Returns the config of the run in a workdir; None if there is no run.
 
@@ -475,9 +464,45 @@ def read_stored_config(workdir: pathlib.Path) -> ConfigDict | None:
     return config
 
 
-# ---- configs of the package ------------------------------------------------------------------------
-#
-# The config files that come with the project, for Python.
+def available_configs() -> str:
+    """Returns the config files of the project, as flags in one text."""
+    config_flags = []
+    # Sorted, because the order of `glob` depends on the file system.
+    for path in sorted(CONFIGS.glob('[a-z]*.py')):
+        # common.py has the defaults that the others start from; it is not a run.
+        if path.stem != 'common':
+            config_flags.append(f'--config=configs/{path.name}')
+    return ', '.join(config_flags)
+
+
+def config_of_file(config_file: str | None) -> ConfigDict:
+    """Returns the config of a file, 'configs/drzero.py:mini', as no flag has changed it. Executes the file.
+
+    A file in the current folder takes precedence over that of the package: in a checkout the user edits that one.
+
+    Raises:
+      ConfigError: one line; there is no such file, or it fails.
+    """
+    if not config_file:
+        raise ConfigError(f'no config; give one of {available_configs()}, or a file of your own')
+    name, _, variant = config_file.partition(':')
+    path = pathlib.Path(name)
+    if not path.is_file() and path.parts[:-1] == ('configs',):
+        path = CONFIGS / path.name
+    if not path.is_file():
+        raise ConfigError(
+            f'--config={config_file}: no such file; there are {available_configs()}{similar_path(name)}'
+        )
+    try:
+        config = runpy.run_path(str(path))['get_config'](*filter(None, [variant]))
+        fit_to_recipe(config)
+        return config
+    except UserError:
+        raise
+    except Exception as error:
+        # A config is a Python file, so any exception is possible.
+        kind = '' if isinstance(error, ValueError) else f'{type(error).__name__}: '
+        raise ConfigError(f'--config={config_file}: {kind}{first_line(error)}') from error
 
 
 def config(
@@ -495,17 +520,10 @@ def config(
     Raises:
       ConfigError: there is no such config, recipe, variant or field, or a value of another type.
     """
-    has_file = (CONFIGS / f'{name}.py').is_file()
-    if variant and not has_file:
-        raise ConfigError(
-            f'config: {name!r} is not a file of configs/, so it has no variant {variant!r}'
-        )
-    settings = _of_file(name, variant) if has_file else default_config(name)
-    if changes is not None and not isinstance(changes, Mapping):
-        raise ConfigError(
-            f'config: changes is a {type(changes).__name__}; '
-            "give a dict, such as {'solver.batch': 16}"
-        )
+    if variant or (CONFIGS / f'{name}.py').is_file():
+        settings = config_of_file(f'configs/{name}.py:{variant}'.rstrip(':'))
+    else:
+        settings = default_config(name)
     others = dict(changes or {})
     if 'recipe' in others:
         # Which fields there are depends on it.
@@ -528,27 +546,9 @@ def config(
     return settings
 
 
-def _of_file(name: str, variant: str) -> ConfigDict:
-    """Returns the config of a variant ('' for none) of the file `name`; ConfigError if the file does not have it."""
-    get_config = importlib.import_module(f'zeroplay_jax.configs.{name}').get_config
-    # `get_config` of a file without variants takes no argument.
-    if variant and not inspect.signature(get_config).parameters:
-        raise ConfigError(
-            f'config: {name} has no variants, so not {variant!r} either; leave it out'
-        )
-    try:
-        return get_config(*filter(None, [variant]))
-    except ValueError as error:
-        raise ConfigError(f'config: {name}: {error}') from None
-
-
-# ---- resumption ------------------------------------------------------------------------------------
-#
-# A run is resumed only with the config that it was started with.
-
-
-# Fields that may change on resume: the result does not depend on them.
+# Fields that may change on resume: the result does not depend on them, or, of the iterations, goes on from there.
 CHANGEABLE_FIELDS = (
+    'schedule.iterations',
     'progress',
     'stop_after_empty_steps',
     'stop_at_alarms',
@@ -585,7 +585,7 @@ def check(workdir: str | pathlib.Path, config: ConfigDict | Config) -> None:
       WorkdirError: one line.
     """
     arguments = (frozen(config).to_dict(), changeable_fields(config))
-    if objects.is_address(workdir):
+    if downloads.is_address(workdir):
         load_extra('buckets', 'workdir').check(str(workdir), config.bucket.spool, *arguments)
     else:
         run_workdir.check(pathlib.Path(workdir), *arguments)

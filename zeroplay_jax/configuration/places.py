@@ -17,7 +17,7 @@ from zeroplay_jax.data import files
 from zeroplay_jax.data.files import question_key
 from zeroplay_jax.extras import load_extra
 from zeroplay_jax.policy import adapter_config
-from zeroplay_jax.policy.adapter_config import base_folder, holds_other_weights, is_adapter
+from zeroplay_jax.policy.adapter_config import base_folder, holds_other_weights
 from zeroplay_jax.retrieval import downloads, masking
 from zeroplay_jax.retrieval.command import similar_path
 from zeroplay_jax.retrieval.types import short
@@ -130,13 +130,16 @@ def input_files(config: Config, recipe: type[Recipe]) -> Iterator[Problem]:
     contents: dict[str, list[Any]] = {}
     for field, read in _READERS.items():
         for path in filter(None, _paths(field, values.get(field, ''))):
-            if not file_exists(field, path):
+            if not pathlib.Path(path).is_file() and not downloads.is_name(path):
                 one_of_several = '' if path == values[field] else f'{path}: '
                 text = f'no such file; name a file of JSON lines{similar_path(path)}'
                 yield Problem(field, one_of_several + text)
-            # Files of the Hub are downloaded later.
-            elif not downloads.is_name(path):
-                with _named(f'config.{field}'):
+                continue
+            with _named(f'config.{field}'):
+                if downloads.is_name(path):
+                    # It is downloaded later.
+                    downloads.check_name(path, is_file=True)
+                else:
                     contents.setdefault(field, []).append(read(path))
     _warn_of_trained_questions(config, contents)
     names = [pathlib.Path(path).stem for path in config.eval.file.split(',')]
@@ -164,17 +167,8 @@ def _paths(field: str, value: str) -> list[str]:
     return value.split(',') if field == 'eval.file' else [value]
 
 
-# ---- checkpoints -----------------------------------------------------------------------------------
-#
-# Policy folders and files, on the disk or on the Hugging Face Hub (hf://…), and their download.
-
-
-# Fields that may be a name on the Hub: of a model, or of a file of a dataset.
+# Fields that may be a model on the Hub; others may be a file of a dataset.
 _MODEL_FIELDS = ('policy.path', 'retrieval.encoder')
-_FILE_FIELDS = (
-    *('eval.file', 'eval.tasks'),
-    *('inputs.questions', 'inputs.answers', 'inputs.documents', 'inputs.tasks'),
-)
 
 
 def policy_folder(config: Config, recipe: type[Recipe]) -> Iterator[Problem]:
@@ -212,7 +206,7 @@ def adapter_folders(config: Config, recipe: type[Recipe]) -> Iterator[Problem]:
     settings = config.policy.adapters
     for role in trained_roles(config):
         folder = config[role].adapter
-        if not settings.rank or not folder:
+        if not settings.rank or not folder or downloads.is_address(folder):
             continue
         with _named(f'config.{role}.adapter'):
             stored = adapter_config.read(folder)
@@ -267,87 +261,34 @@ def read_policy(config: ConfigDict | Config, **computation: Any) -> tuple[ModelC
     return model, warning
 
 
-def check_heads(config: ConfigDict) -> None:
-    """Refuses a model axis of the mesh that would split a head of the policy, and adapters of experts; imports JAX."""
-    from zeroplay_jax.policy import shape, sharding
+def fetch(config: ConfigDict, section_name: str = '') -> None:
+    """Replaces names on the Hub and addresses in a bucket by the paths of their local copies, in place.
 
-    model = shape.read_config(config.policy.path or BUILT_IN_CHECKPOINT)
-    # A -1 is known when there are devices.
-    sharding.check_heads(model.heads, model.kv_heads, max(config.mesh.model, 1))
-    if config.policy.adapters.rank and model.experts is not None:
-        linears = config.policy.adapters.linears
-        adapter_config.refuse_feed_forward(linears, 'config.policy.adapters.linears')
+    Downloads what is missing or outdated; a model may take minutes. Paths of what comes with the package, such as
+    zeroplay_jax/mini/clean, become those of this installation.
 
-
-def check_weights(config: ConfigDict) -> None:
-    """Refuses weights that are not those which the config.json beside them describes; imports JAX.
-
-    Raises:
-      UserError: one line; a tensor is missing, or has another shape.
-    """
-    from zeroplay_jax.policy import hf, shape, stored_tensors
-
-    policy = config.policy.path or BUILT_IN_CHECKPOINT
-    folder = base_folder(policy)
-    model = shape.read_config(folder)
-    if any(folder.glob('*.safetensors')):
-        stored_tensors.checked_headers(folder, model)
-    if is_adapter(policy):
-        hf.check_adapter(policy, model)
-
-
-def check_tokenizer(config: ConfigDict) -> None:
-    """Refuses a tokenizer or chat template that no run can use; takes seconds.
-
-    Raises:
-      UserError: as `open_codec`.
-    """
-    from zeroplay_jax.rollout.tokens import open_codec
-
-    folder = pathlib.Path(config.policy.path or BUILT_IN_CHECKPOINT)
-    # A missing one is refused by `policy_folder`.
-    if (base_folder(folder) / 'tokenizer.json').is_file():
-        open_codec(folder)
-
-
-def has_architecture(config: ConfigDict) -> bool:
-    """Returns whether the config.json of the policy is here."""
-    try:
-        return (base_folder(config.policy.path or BUILT_IN_CHECKPOINT) / 'config.json').is_file()
-    except UserError:
-        return False
-
-
-def file_exists(field: str, path: str) -> bool:
-    """Returns whether a file exists, or may: nothing is asked over the network.
-
-    Raises:
-      ConfigError: a name on the Hub that names no file of a dataset.
-    """
-    if downloads.is_name(path):
-        with _named(f'config.{field}'):
-            downloads.check_name(path, is_file=True)
-        return True
-    return pathlib.Path(path).is_file()
-
-
-def download(config: ConfigDict) -> None:
-    """Replaces names on the Hub by the paths of what they name, in place; downloads what is not in the cache.
-
-    Call it after the config was checked: a model may take minutes.
+    Args:
+      config: is changed.
+      section_name: only its fields; '': all.
 
     Raises:
       ConfigError: one line; what could not be fetched.
     """
-    values = leaves(config)
-    for field in _MODEL_FIELDS:
-        path = fetch_model(f'config.{field}', values[field])
-        config.update_from_flattened_dict({field: path})
-    for field in _FILE_FIELDS:
-        if field in values:
-            with _named(f'config.{field}'):
-                fetched = map(downloads.fetch_file, _paths(field, values[field]))
-                config.update_from_flattened_dict({field: ','.join(fetched)})
+    for name, value in leaves(config).items():
+        if isinstance(value, str) and name.startswith(f'{section_name}.' if section_name else ''):
+            fetch_one = downloads.fetch_model if name in _MODEL_FIELDS else downloads.fetch_file
+            with _named(f'config.{name}'):
+                fetched = ','.join(map(fetch_one, _paths(name, value)))
+                config.update_from_flattened_dict({name: fetched})
+
+
+def elsewhere(config: ConfigDict) -> list[str]:
+    """Returns the fields that have a name on the Hub or an address in a bucket."""
+    names = []
+    for name, value in leaves(config).items():
+        if downloads.is_address(value) or downloads.is_name(str(value)):
+            names.append(name)
+    return names
 
 
 def fetch_model(flag: str, path: str) -> str:
@@ -361,44 +302,7 @@ def fetch_model(flag: str, path: str) -> str:
       ConfigError: one line; it could not be fetched.
     """
     with _named(flag):
-        return downloads.fetch_model(downloads.fetch(path))
-
-
-# ---- buckets and the package -----------------------------------------------------------------------
-#
-# Files and folders in a bucket (gs://bucket/path), or in the package, get local paths.
-
-
-def fetch_addresses(config: ConfigDict, section_name: str = '') -> None:
-    """Replaces addresses in a bucket by the paths of their local copies, in place; downloads what is outdated.
-
-    Paths of what comes with the package, such as zeroplay_jax/mini/clean, become those of this installation.
-
-    Args:
-      config: is changed.
-      section_name: only its fields; '': all.
-
-    Raises:
-      ConfigError: one line; what could not be fetched.
-    """
-    for name, value in leaves(config).items():
-        if isinstance(value, str) and name.startswith(f'{section_name}.' if section_name else ''):
-            with _named(f'config.{name}'):
-                fetched = ','.join(map(downloads.fetch, _paths(name, value)))
-                config.update_from_flattened_dict({name: fetched})
-
-
-def fetch_file(path: str) -> str:
-    """Returns the path of the local copy of a question set in a bucket; any other text as it is.
-
-    Raises:
-      ConfigError: one line; it could not be fetched.
-    """
-    with _named('--sets'):
-        return downloads.fetch(path)
-
-
-# ---- prompts ---------------------------------------------------------------------------------------
+        return downloads.fetch_model(path)
 
 
 def keep_prompts(config: ConfigDict, workdir: str | pathlib.Path, keeps_sets: bool = True) -> None:
@@ -428,9 +332,6 @@ def keep_prompts(config: ConfigDict, workdir: str | pathlib.Path, keeps_sets: bo
             file=sys.stderr,
         )
         config.prompts = text
-
-
-# ---- servers ---------------------------------------------------------------------------------------
 
 
 def addresses(config: Config, recipe: type[Recipe]) -> Iterator[Problem]:

@@ -18,10 +18,10 @@ from zeroplay_jax.configuration import fields, places
 from zeroplay_jax.mini import world
 from zeroplay_jax.objectives import rewards
 from zeroplay_jax.objectives.registry import BUILT_IN_LOSSES, LossProperties
-from zeroplay_jax.retrieval import objects
 from zeroplay_jax.rollout.prompts import select
 from zeroplay_jax.selfplay.recipe import INITIAL_WEIGHTS, Recipe, recipe_class, trained_roles
 from zeroplay_jax.settings.kinds import (
+    PROMPT_SETS,
     ConfigError,
     Problem,
     Section,
@@ -49,7 +49,7 @@ def check(
 
     Args:
       config: config of a run; it gets the fields of its recipe (`fields.fit_to_recipe`), local copies of what lies in a
-        bucket, and the text of its prompts.
+        bucket or on the Hub, and the text of its prompts.
       has_evaluation: whether the command evaluates on the questions of the config; a corpus other than the miniature
         worlds then needs `eval.file`.
       is_training: whether the command trains, for which a recipe may need documents.
@@ -61,11 +61,11 @@ def check(
     fields.fit_to_recipe(config)
     fields.check_values(config)
     if has_files:
-        if any(map(objects.is_address, fields.leaves(config).values())):
-            # A mistake is told before anything is downloaded.
-            for line in lines(config, has_evaluation, is_training, has_files=False):
+        # A mistake is told before anything is downloaded.
+        if unread := places.elsewhere(config):
+            for line in lines(config, has_evaluation, is_training, unread=unread):
                 raise ConfigError(line)
-        places.fetch_addresses(config)
+        places.fetch(config)
     for line in lines(config, has_evaluation, is_training, has_files):
         raise ConfigError(line)
     # The text takes the place of its file.
@@ -87,6 +87,8 @@ def lines(
     """
     told = {*unread}
     sound = config.copy_and_resolve_references()
+    if 'prompts' in told and sound.prompts not in PROMPT_SETS:
+        sound.prompts = 'full'
     defaults = fields.leaves(fields.default_config(config.recipe))
     for problem in fields.problems(config):
         if problem.field not in told:
@@ -116,9 +118,6 @@ def lines(
                 told.add(problem.field)
         except UserError as error:
             yield str(error)
-
-
-# ---- rollouts ----------------------------------------------------------------------------------------
 
 
 def _sections(config: Section, prefix: str = '') -> Iterator[tuple[str, Section]]:
@@ -300,9 +299,6 @@ def evaluation(config: Config, recipe: type[Recipe]) -> Iterator[Problem]:
         yield Problem('eval.file', text)
 
 
-# ---- updates -----------------------------------------------------------------------------------------
-
-
 def properties_of(loss: str) -> LossProperties:
     """Returns the properties of a loss. Imports JAX for one of another package; built-in ones do not need it here."""
     if ':' not in loss:
@@ -448,9 +444,6 @@ def hops(config: Config, recipe: type[Recipe]) -> Iterator[Problem]:
     if {'documents', 'answers'} & set(recipe.input_files) and config.rollout.max_turns < most:
         text = f'a {most}-hop question (schedule.hop_ratio) takes {most - 1} searches and a turn to write it'
         yield Problem('rollout.max_turns', f'{text}; give {most} or more, or ask for fewer hops')
-
-
-# ---- devices and processes ---------------------------------------------------------------------------
 
 
 def division(config: Config, recipe: type[Recipe]) -> Iterator[Problem]:

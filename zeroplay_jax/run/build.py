@@ -386,23 +386,17 @@ def rollout_context(
             pools[role.weights] = shared_pool or make_pool()
     if extra_weights:
         pools[extra_weights] = make_pool()
+    overlap = config.rollout.overlap
     scheduler = Scheduler(
         pools,
         store_type(capacity),
         deterministic=config.rollout.deterministic,
         tool_timeout=config.rollout.tool_timeout,
-        overlap=_overlaps(config.rollout.overlap),
+        # On a CPU the device is the host: there is no time to gain.
+        overlap=overlap == 'on' or overlap == 'auto' and jax.default_backend() != 'cpu',
     )
     replays = REPLAYS if config.rollout.failed == 'retry' else 0
     return RolloutContext(scheduler, roles, templates, replays=replays, model=model)
-
-
-def _overlaps(setting: str) -> bool:
-    """Returns whether decode calls overlap: `rollout.overlap`, resolved by the platform."""
-    if setting == 'auto':
-        # On a CPU the device is the host: there is no time to gain.
-        return jax.default_backend() != 'cpu'
-    return setting == 'on'
 
 
 def _role(
@@ -497,11 +491,6 @@ def build_engine(config: ConfigDict | Config, run: RunContext) -> Engine:
         lambda: {'search/failed': check_and_reset()['failed']},
         build_value_networks(config, run.model, run.mesh, run.params),
     )
-
-
-# ---- weights ---------------------------------------------------------------------------------------
-#
-# Loading them, and the learners that train them.
 
 
 def check_base(config: Config) -> None:

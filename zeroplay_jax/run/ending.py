@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
+import re
 import shlex
 import sys
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Any
 
-from zeroplay_jax.evaluation import report_builder
+from zeroplay_jax.evaluation import report_builder, statistics
 from zeroplay_jax.retrieval import json_text, progress
 from zeroplay_jax.run import run_folder
 from zeroplay_jax.run.build import RunContext
-from zeroplay_jax.run.outcome import current_stop, learning_summary
+from zeroplay_jax.run.outcome import RunState, current_stop, learning_summary
 from zeroplay_jax.run.policies import (
-    export_texts,
     fingerprints,
     merged_folder,
-    roles_by_weights,
     write_policy,
 )
-from zeroplay_jax.run.state import RunState
-from zeroplay_jax.run.summary import summarise_run, summary_json
 from zeroplay_jax.runtime import disk
 from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.selfplay.engine import Engine
+from zeroplay_jax.selfplay.library import Library
 from zeroplay_jax.selfplay.schedule import Step
 from zeroplay_jax.settings.kinds import DEMONSTRATIONS
-from zeroplay_jax.types import Json
+from zeroplay_jax.settings.schema import Config
+from zeroplay_jax.types import Json, Question
 
 
 def finish(
@@ -40,7 +40,8 @@ def finish(
     summary, table = summarise_run(
         config, context.library, engine.external_items, state, len(steps), demonstrated
     )
-    origin, first_weights = hosts.run_on_first(_start_of, workdir)
+    start = hosts.run_on_first(lambda: dataclasses.asdict(run_record.recorded(workdir)))
+    origin, first_weights = start['origin'], start['weights']
     weights = fingerprints(engine)
     unchanged = [name for name in weights if weights[name] == first_weights[name]]
     stopped = current_stop(config, state.stopped)
@@ -55,7 +56,7 @@ def finish(
     summary['from'] = origin
     # Weights that another run trained are exported even if this one did not change them.
     left_out = [] if origin is not None else unchanged
-    _export(workdir / 'policy', context, engine, state, left_out)
+    _export(workdir, 'policy', context, engine, state, left_out)
     if hosts.is_first:
         disk.write_text(workdir / 'summary.json', summary_json(summary))
         report_path = report_builder.write_report(workdir)
@@ -86,13 +87,6 @@ def _demonstrated_hops(folder: pathlib.Path) -> int | None:
     return hops if type(hops) is int else None
 
 
-def _start_of(workdir: pathlib.Path) -> tuple[Json | None, dict[str, list[int]]]:
-    """Returns origin and first weights in the record of a run."""
-    recorded = run_record.read(workdir)
-    assert recorded is not None
-    return recorded.origin, recorded.weights
-
-
 def export_iteration(
     workdir: pathlib.Path,
     context: RunContext,
@@ -115,46 +109,45 @@ def export_iteration(
         return
     engine.take_snapshots(str(step.phase.iteration + 1))
     if engine.config.checkpoint.iterations:
-        parent = workdir / run_folder.iteration_folder(step)
-        _export(parent, context, engine, state, [], step.number + 1)
+        name, dtype = run_folder.iteration_folder(step), str(engine.config.policy.dtype)
+        _export(workdir, name, context, engine, state, [], dtype)
 
 
 def _export(
-    parent: pathlib.Path,
+    workdir: pathlib.Path,
+    parent: str,
     context: RunContext,
     engine: Engine,
     state: RunState,
     unchanged: Container[str],
-    checkpoint: int | None = None,
+    dtype: str = '',
 ) -> None:
-    """Writes the weights of each policy to the folder parent/<name>, if that does not exist.
+    """Writes the weights of each policy to the folder workdir/parent/<name>, if that does not exist.
 
     Args:
       unchanged: policies that are not exported, because their weights are those of the start.
-      checkpoint: number of the checkpoint of an iteration, whose weights get the dtype of the sampler.
+      dtype: of whole weights; '': float32.
     """
     config, hosts = engine.config, context.rollouts.hosts
-    exporter = run_record.export_texts(state.identity)
-    trained = [context.rollouts.roles[role] for role in engine.weights_of]
-    players = roles_by_weights(trained, engine.recipe.evaluated_role)
+    texts = hosts.run_on_first(
+        lambda: run_record.recorded(workdir).texts_of_policies(state.identity)
+    )
     for name, learner in engine.learners.items():
         if name in unchanged:
             if hosts.is_first:
                 print(f'policy {name} has the weights of the start and is not exported')
             continue
-        folder = parent / name
+        folder = workdir / parent / name
         # The first process decides for all, because `save` is a collective call. A folder that exists is complete
         # (`hf.save` renames it) and current (`run_folder.remove_exports`), as are merged weights.
         if hosts.gather(folder.exists())[0]:
             continue
         is_merged_there = hosts.gather(merged_folder(folder).exists())[0]
         with progress.clock(f'export {name}', config.progress and hosts.is_first):
-            start, prompts = context.folder, context.rollouts.prompts
-            texts = export_texts(config, start, players[name], prompts, name, exporter, checkpoint)
             is_merged = config.policy.adapters.merge and not is_merged_there
             base = context.base if is_merged else None
-            dtype = '' if checkpoint is None else str(config.policy.dtype)
-            write_policy(config, start, context.model, base, learner.params, texts, folder, dtype)
+            start, model = context.folder, context.model
+            write_policy(config, start, model, base, learner.params, texts[name], folder, dtype)
 
 
 def advice(workdir: pathlib.Path, weights: str, has_fallen: bool = False) -> str:
@@ -215,3 +208,79 @@ def _evaluated(path: pathlib.Path) -> Iterator[Json]:
             row = json.loads(line)
             if row['phase'] == 'evaluation':
                 yield row
+
+
+def summarise_run(
+    config: Config,
+    library: Library,
+    external_items: int,
+    state: RunState,
+    steps: int,
+    demonstrated: int | None,
+) -> tuple[dict[str, Any], str]:
+    """Returns the summary of a run and its table for the terminal.
+
+    Args:
+      config: of the run.
+      library: the run's library, for its evaluation questions.
+      external_items: items of the run with a question or answer from outside.
+      state: of the run.
+      steps: number of steps of the schedule, evaluations included.
+      demonstrated: most hops that the start was shown; None: not known.
+    """
+    # Ordered by step. The schedule begins with an evaluation, so there is at least one.
+    evaluations = list(state.evaluations.values())
+    before = statistics.flags_of(evaluations[0])
+    after = statistics.flags_of(evaluations[-1])
+    # Results are stored per question, with a fingerprint of the questions, for paired comparisons of runs.
+    results: dict[str, Any] = {
+        'questions': _fingerprint(library.questions),
+        'before': evaluations[0],
+        'after': evaluations[-1],
+        'evaluations': state.evaluations,
+    }
+    summary = statistics.summarise(before, after) | {
+        'results': results,
+        'seconds': round(state.seconds, 1),
+        'seed': config.seed,
+        'steps': steps,
+        'outside_questions': external_items,
+    }
+    table = 'Exact match on held-out questions, with 95 % intervals:\n\n'
+    table += statistics.before_after_table(before, after, demonstrated)
+    if demonstrated is not None:
+        summary['demonstrated_hops'] = demonstrated
+    if state.rubrics:
+        rubric_scores = list(state.rubrics.values())
+        results['tasks'] = _fingerprint(library.open_tasks)
+        results['rubrics'] = state.rubrics
+        summary['rubrics'] = statistics.summarise_scores(rubric_scores[0], rubric_scores[-1])
+        line = statistics.scores_line(summary['rubrics'])
+        table += f'\nrubrics met by answers to open tasks: {line}'
+    if state.scores:
+        scores = list(state.scores.values())
+        name = metric_name(config.eval.metric)
+        results['scores'] = {'metric': name, 'evaluations': state.scores}
+        hops = [question.hops for question in library.questions]
+        first, last = statistics.by_hop(hops, scores[0]), statistics.by_hop(hops, scores[-1])
+        summary['scores'] = statistics.summarise_scores(first, last)
+        line = statistics.scores_line(summary['scores'], 'questions')
+        table += f'\n{name} of the answers: {line}'
+    return summary, table
+
+
+def metric_name(metric: str) -> str:
+    """Returns the name of a metric in logs: of 'package.module:function' the function."""
+    return metric.rpartition(':')[2]
+
+
+def summary_json(summary: Json) -> str:
+    """Returns the text of summary.json: indented, every list of numbers on one line."""
+    text = json.dumps(summary, indent=2)
+    number_list = re.compile(r'\[[-+\d.eE,\s]+\]')
+    return number_list.sub(lambda match: ' '.join(match[0].split()), text) + '\n'
+
+
+def _fingerprint(questions: Sequence[Question]) -> str:
+    """Returns a hash of the questions with all fields, by which paired comparisons recognise equal sets."""
+    return run_record.digest([question.to_json() for question in questions])

@@ -2,37 +2,50 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import itertools
+import os
 import pathlib
 import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from zeroplay_jax.configuration import fields
+from zeroplay_jax.evaluation import statistics
+from zeroplay_jax.evaluation.answering import evaluate, scores_by_hop
+from zeroplay_jax.learner.checkpoint import Checkpointer, remove_after, set_damaged_aside
 from zeroplay_jax.retrieval import progress
-from zeroplay_jax.run import branch, build, ending, run_folder
-from zeroplay_jax.run.alarms import Alarms
-from zeroplay_jax.run.hooks import Log, Screen, traced
+from zeroplay_jax.run import build, ending, run_folder
+from zeroplay_jax.run.hooks import Log, Screen, rendering_check, traced
 from zeroplay_jax.run.outcome import (
+    Alarms,
+    Played,
+    RunState,
     current_stop,
+    raise_if_nothing_found,
     raise_if_stopped_or_untrained,
     raise_if_weights_are_lost,
     stop_after,
 )
-from zeroplay_jax.run.policies import fingerprints
+from zeroplay_jax.run.policies import describe, fingerprints
 from zeroplay_jax.run.run_folder import Place
-from zeroplay_jax.run.state import RunState, Saver
-from zeroplay_jax.run.steps import play
-from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.runtime import signals
 from zeroplay_jax.runtime.devices import CompilationCache
-from zeroplay_jax.runtime.hosts import Hosts
+from zeroplay_jax.runtime.hosts import Hosts, sums
 from zeroplay_jax.selfplay.engine import Engine
+from zeroplay_jax.selfplay.recipe import answering_recipe
 from zeroplay_jax.selfplay.schedule import Step, all_steps, with_evaluations
+from zeroplay_jax.settings.kinds import warn
 from zeroplay_jax.settings.schema import Config
-from zeroplay_jax.types import Preempted, UserError
+from zeroplay_jax.types import Preempted, Row, UserError
+
+# Folder of the best checkpoint in the workdir.
+BEST_FOLDER = 'best'
 
 
 def run(
@@ -67,11 +80,20 @@ def run(
 def _run_at(hosts: Hosts, place: Place, config: Config, source: str | None) -> dict:
     """Runs `config` in a local folder; errors are those of `run`."""
     workdir = place.workdir
-    is_resumed = hosts.run_on_first(run_folder.has_checkpoint, workdir)
-    inputs = hosts.run_on_first(run_folder.check, workdir, config, is_resumed)
+    inputs, is_resumed = hosts.run_on_first(run_folder.check, workdir, config)
+    lines = [] if place.is_whole else set_damaged_aside(hosts, workdir)
+    for line in lines if hosts.is_first else ():
+        warn(line)
+    hosts.run_on_first(run_folder.check_checkpoints, workdir)
+    other = hosts.run_on_first(run_folder.other_run, workdir, source, is_resumed)
     cache = CompilationCache(config.compilation.cache)
-    with branch.found(hosts, place, source, is_resumed) as origin:
-        if origin is not None:
+    origin = None
+    with contextlib.ExitStack() as stack:
+        if other is not None:
+            # Only such a run loads this code.
+            from zeroplay_jax.run import branch
+
+            origin = stack.enter_context(branch.found(hosts, place, other))
             hosts.run_on_first(branch.check, origin, config, inputs)
         dated = [workdir] if origin is None else [workdir, origin.workdir]
         date = hosts.run_on_first(run_folder.start_date, dated)
@@ -80,7 +102,9 @@ def _run_at(hosts: Hosts, place: Place, config: Config, source: str | None) -> d
         # Learners and samplers have their own copies.
         context = dataclasses.replace(context, params={})
         phases = engine.recipe.phases()
-        steps = with_evaluations(all_steps(phases), engine.recipe.evaluated_role, config.eval.every)
+        evaluated = engine.recipe.evaluated_role
+        steps = with_evaluations(all_steps(phases), evaluated, config.eval.every)
+        trained = [context.rollouts.roles[role] for role in engine.weights_of]
         identity = hosts.run_on_first(
             run_folder.begin,
             workdir,
@@ -90,14 +114,19 @@ def _run_at(hosts: Hosts, place: Place, config: Config, source: str | None) -> d
             template=context.template,
             roles=context.rollouts.roles,
             weights=fingerprints(engine),
+            policies=describe(config, context.folder, trained, evaluated, context.rollouts.prompts),
             is_resumed=is_resumed,
         )
-        if origin and hosts.run_on_first(branch.is_longer, workdir, origin, config):
-            branch.copy(hosts, place, origin, steps, identity)
         saver = Saver(hosts, place, config, engine)
         shown = config.progress and hosts.is_first and (is_resumed or origin is not None)
         with progress.clock('restore', shown):
-            state = _first_state(hosts, workdir, engine, saver, origin, identity)
+            state = saver.restored(steps) or RunState(identity)
+            saver.begin(state)
+            if origin is not None:
+                branch.begin(hosts, workdir, engine, origin)
+                # A resumed run must not depend on the other one, which may have gone on or be gone.
+                saver.save(0)
+                saver.checkpoints.wait()
     if is_resumed and hosts.is_first:
         print(f'resumes at step {state.cursor} of {len(steps)}', file=sys.stderr)
     # Until here Ctrl-C ended the process at once: nothing was half done.
@@ -113,32 +142,6 @@ def _run_at(hosts: Hosts, place: Place, config: Config, source: str | None) -> d
     summary = ending.finish(workdir, context, engine, steps, state)
     place.at_end()
     return summary
-
-
-def _first_state(
-    hosts: Hosts,
-    workdir: pathlib.Path,
-    engine: Engine,
-    saver: Saver,
-    origin: branch.Source | None,
-    identity: run_record.Identity,
-) -> RunState:
-    """Returns the state of the run, and sets that of the engine: new, resumed, or of another run."""
-    restored = saver.restored()
-    state = restored or RunState(identity)
-    saver.begin(state)
-    if restored is None and origin is not None:
-        hosts.run_on_all(branch.load, origin, engine)
-        branch.publish(engine)
-        weights = fingerprints(engine)
-        if hosts.is_first:
-            run_record.update(workdir, origin=branch.origin_of(origin), weights=weights)
-        # A resumed run must not depend on the other one, which may have gone on or be gone.
-        saver.save(0)
-        saver.checkpoints.wait()
-    if origin is not None and hosts.is_first:
-        origin.print_use('begins with' if restored is None else 'continues')
-    return state
 
 
 def _is_report_due(hosts: Hosts, workdir: pathlib.Path, config: Config, state: RunState) -> bool:
@@ -201,3 +204,239 @@ def _train(
                 raise
             if stop:
                 break
+
+
+def play(
+    context: build.RunContext, engine: Engine, step: Step, next_step: Step | None, state: RunState
+) -> Played:
+    """Runs one step of any kind. Results of an evaluation also enter `state`.
+
+    Raises:
+      UserError, TrainingStopped: as `Engine.run_step` and `_evaluate`.
+      Preempted: SIGTERM asked the run to end; nothing was changed.
+    """
+    is_shown = engine.config.progress and context.rollouts.hosts.is_first
+    with progress.Bar(None, 'episodes', step.phase.name, shown=is_shown) as bar:
+        if step.phase.name == 'evaluation':
+            return _evaluate(context, engine, step, state, bar.update)
+        metrics, rows = engine.run_step(step, bar.update, next_step)
+    if rows:
+        metrics |= rendering_check(context.rollouts, rows)
+    return Played(step, metrics, rows)
+
+
+def _evaluate(
+    context: build.RunContext,
+    engine: Engine,
+    step: Step,
+    state: RunState,
+    on_episode_end: Callable[[], None],
+) -> Played:
+    """Evaluates how the recipe answers, and adds the results to `state`.
+
+    Raises:
+      UserError: too many searches, tool calls or judgements failed; `state` is then unchanged.
+      TrainingStopped: no search found a passage; `state` is unchanged.
+    """
+    config = engine.config
+    rollouts = context.evaluation.bound()
+    rows = evaluate(
+        rollouts,
+        context.library.evaluation_items,
+        step.number,
+        answering_recipe(config),
+        on_episode_end,
+        config.eval.metric,
+    )
+    # Checked before any result enters the state: failed searches, tools and judgements would be measured
+    # as errors of the policy.
+    hosts = context.rollouts.hosts
+    searches = dict(sums(hosts.run_on_all_and_gather(context.check_and_reset_failures)))
+    raise_if_nothing_found(config, searches)
+    judge_stats = rollouts.gather_judge_stats()
+    # Keys are texts and values numbers, because the state is stored as JSON.
+    results_by_hops: dict[str, list[int]] = {}
+    metrics = {}
+    correct = scores_by_hop(rows, 'exact_match')
+    for hops, is_correct in correct.items():
+        results_by_hops[str(hops)] = is_correct.astype(int).tolist()
+        # Questions of a file may have no hop count: then the mean says all.
+        if hops:
+            metrics[f'em/hop{hops}'] = float(is_correct.mean())
+    state.evaluations[str(step.number)] = results_by_hops
+    metrics['em/mean'] = statistics.mean_interval(statistics.headline(correct))[0]
+    metrics |= record_scores(state, str(step.number), rows, config.eval.metric)
+    for name, count in judge_stats.items():
+        metrics[f'judge/{name}'] = float(count)
+    return Played(step, metrics, rows)
+
+
+def record_scores(
+    state: RunState, number: str, rows: Sequence[Row], metric: str
+) -> dict[str, float]:
+    """Adds the scores of an evaluation other than exact match to the state of a run; returns their metrics.
+
+    Those of each of several files of questions are metrics, too, with exact match.
+
+    Args:
+      state: gets `rubrics[number]` and `scores[number]`; nothing where there is none.
+      number: number of the evaluation.
+      rows: its rollouts, in the order of questions and tasks.
+      metric: `config.eval.metric`.
+    """
+    metrics = {}
+    drops = collections.Counter(row.drop for row in rows)
+    for reason in drops.keys() - {None, 'ungraded'}:
+        metrics[f'{rows[0].role}/row_drop/{reason}'] = drops[reason] / len(rows)
+    graded_rows = [row for row in rows if 'rubrics' in row.parts]
+    if graded_rows:
+        state.rubrics[number] = [row.reward for row in graded_rows]
+        metrics['rubrics/mean'] = float(np.mean(state.rubrics[number]))
+        # An ungraded answer counts as 0 in the mean, so its share is shown beside it.
+        ungraded = [row.drop == 'ungraded' for row in graded_rows]
+        metrics['rubrics/ungraded'] = float(np.mean(ungraded))
+    of_files: dict[str, list[float]] = collections.defaultdict(list)
+    for row in rows:
+        origin = row.info.question.origin if row.info.question else {}
+        for part, name in (('exact_match', 'em'), (metric, ending.metric_name(metric))):
+            if 'set' in origin and part in row.parts:
+                of_files[f'{name}/{origin["set"]}/mean'].append(row.parts[part])
+    metrics |= {name: float(np.mean(scores)) for name, scores in of_files.items()}
+    scores = [row.parts[metric] for row in rows if metric in row.parts]
+    if scores:
+        state.scores[number] = scores
+        # The mean over hop counts, as of exact match.
+        by_hop = scores_by_hop(rows, metric)
+        mean, _, _ = statistics.mean_interval(statistics.headline(by_hop))
+        metrics[f'{ending.metric_name(metric)}/mean'] = mean
+    return metrics
+
+
+class Saver:
+    """Saves the state of a run: the last steps, and the best evaluation beside them (`config.checkpoint.best`).
+
+    All processes must call the methods.
+
+    Attributes:
+      checkpoints: the last steps.
+      state: of the run, from `begin` on.
+      seconds: time that the last call of `after` took.
+    """
+
+    state: RunState
+
+    def __init__(self, hosts: Hosts, place: Place, config: Config, engine: Engine):
+        self.seconds = 0.0
+        self._hosts = hosts
+        self._place = place
+        self._config = config.checkpoint
+        self._engine = engine
+        self.checkpoints = Checkpointer(place.workdir, self._config.keep, is_shared=place.is_shared)
+        self._best: Checkpointer | None = None
+
+    def restored(self, steps: Sequence[Step]) -> RunState | None:
+        """Returns the state in the newest checkpoint, and sets that of the engine; None without a checkpoint.
+
+        Args:
+          steps: all steps of the run, which may have become more since.
+        """
+        if self.checkpoints.latest() is None:
+            return None
+        device_state, stored = self.checkpoints.restore(self._engine.device_state())
+        # The learners hold these arrays afterwards; a second reference would keep them in memory.
+        self._engine.restore(device_state, stored['engine'])
+        state = RunState.from_json(stored)
+        # The evaluation that ends a shorter schedule is no step of the longer one. It changes nothing but its results.
+        last = str(state.cursor - 1)
+        if last in state.evaluations and steps[int(last)].phase.name != 'evaluation':
+            for results in (state.evaluations, state.rubrics, state.scores):
+                results.pop(last, None)
+            state.cursor -= 1
+        return state
+
+    def begin(self, state: RunState) -> None:
+        """Saves this state from now on.
+
+        Best checkpoints that are newer than it are removed: the run was resumed from a step before them.
+        """
+        self.state = state
+        self._seconds_before = state.seconds
+        if not self._config.best:
+            return
+        workdir, is_shared = self._place.workdir, self._place.is_shared
+        kept = remove_after(self._hosts, workdir / BEST_FOLDER, state.cursor, is_shared)
+        # A later one had replaced the best one of the steps before.
+        if state.best and state.best['checkpoint'] not in kept:
+            state.best = None
+        self._best = Checkpointer(workdir, 1, BEST_FOLDER, is_shared)
+
+    def save(self, next_number: int) -> None:
+        """Starts to save the state before step `next_number`."""
+        self._save(self.checkpoints, next_number)
+        self.state.cursor = next_number
+
+    def save_now(self, next_number: int) -> None:
+        """Saves the state before step `next_number`, unless it is saved already, and waits until it is on disk."""
+        if self.state.cursor < next_number:
+            self.save(next_number)
+        self.checkpoints.wait()
+
+    def after(self, step: Step, metrics: Mapping[str, float], is_last: bool) -> None:
+        """Saves after a step if it is due, or the run ends with it; a better evaluation in any case.
+
+        Raises:
+          UserError: evaluations have no metric `config.checkpoint.best`.
+        """
+        started = time.perf_counter()
+        next_number = step.number + 1
+        if step.phase.name == 'evaluation' and self._best is not None:
+            self._save_if_best(self._best, next_number, metrics)
+        # The last step is always saved: the export and the summary can then be repeated.
+        if next_number % self._config.every == 0 or self.state.stopped or is_last:
+            self.save(next_number)
+        self.seconds = time.perf_counter() - started
+
+    def _save_if_best(
+        self, checkpoints: Checkpointer, next_number: int, metrics: Mapping[str, float]
+    ) -> None:
+        """Saves after an evaluation if its metric is larger than all before, and waits until it is on disk."""
+        name = self._config.best
+        if name not in metrics:
+            names = ', '.join(sorted(metrics))
+            raise UserError(
+                f'config.checkpoint.best={name}: not a metric of evaluations, which have {names}'
+            )
+        best = self.state.best
+        # The metric may be changed when a run is resumed.
+        if best and best['metric'] == name and metrics[name] <= best['value']:
+            return
+        self.state.best = {'metric': name, 'value': metrics[name], 'checkpoint': next_number}
+        self._engine.take_snapshots('best')
+        self._save(checkpoints, next_number)
+        # The run's own checkpoint, which says where the best one is, must not be complete before it.
+        checkpoints.wait()
+
+    def _save(self, checkpoints: Checkpointer, next_number: int) -> None:
+        seconds = self._seconds_before + _process_age()
+        saved = dataclasses.replace(self.state, cursor=next_number, seconds=seconds)
+        self.state.seconds = seconds
+        checkpoints.save(next_number, self._engine.device_state(), saved.to_json(self._engine))
+
+    @contextlib.contextmanager
+    def saved_on_error(self) -> Iterator[None]:
+        """Returns a context in which an error first completes the save in progress (`Checkpointer.saved_on_error`)."""
+        with self.checkpoints.saved_on_error():
+            try:
+                yield
+            finally:
+                if self._best is not None:
+                    self._best.close()
+
+
+def _process_age() -> float:
+    """Returns the seconds since this process started, imports included; needs Linux."""
+    # The program's name is in brackets and may contain any character, so fields are read after the last
+    # bracket. Field 22 of proc(5), here index 19, is the start time in clock ticks since boot.
+    fields = pathlib.Path('/proc/self/stat').read_text().rpartition(')')[2].split()
+    start_seconds = int(fields[19]) / os.sysconf('SC_CLK_TCK')
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - start_seconds

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
 
 import jax
 import jinja2
@@ -18,16 +17,12 @@ from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.retrieval import downloads, json_text
 from zeroplay_jax.rollout.environment import Environment
 from zeroplay_jax.rollout.prompts import Prompt
-from zeroplay_jax.rollout.tokens import END_OF_TURN_FIELD, Codec
-from zeroplay_jax.run.run_folder import ATTRIBUTES
-from zeroplay_jax.runtime.record import Entries
+from zeroplay_jax.rollout.tokens import END_OF_TURN_FIELD
+from zeroplay_jax.runtime.record import PolicyTexts
 from zeroplay_jax.selfplay.context import Role
 from zeroplay_jax.selfplay.engine import Engine
-from zeroplay_jax.selfplay.recipe import recipe_class, weights_of_roles
-from zeroplay_jax.selfplay.role_environment import role_environment
 from zeroplay_jax.settings.kinds import built_in_name, prompts_name
 from zeroplay_jax.settings.schema import Config
-from zeroplay_jax.tools.base import Invocation, Tool, ToolResult
 
 
 def write_policy(
@@ -36,7 +31,7 @@ def write_policy(
     model: ModelConfig,
     base: FrozenBase | None,
     params: Params,
-    texts: Texts,
+    texts: Mapping[str, dict[str, str]],
     folder: pathlib.Path,
     dtype: str = '',
 ) -> None:
@@ -49,17 +44,17 @@ def write_policy(
       model: its architecture.
       base: of an adapter, for a folder of whole weights beside it, with '-merged' behind its name; None: none.
       params: whole weights or an adapter.
-      texts: further files (`export_texts`).
+      texts: further files, those of 'whole' weights and of an 'adapter' (`describe`).
       folder: must not exist.
       dtype: of whole weights without adapters; '': float32.
     """
     if not config.policy.adapters.rank:
-        hf.save(folder, model, params, start, texts.whole, dtype)
+        hf.save(folder, model, params, start, texts.get('whole', {}), dtype)
         return
     # Written first, so that both are there when the other one is.
     if base is not None:
-        write_merged(start, model, base, params, merged_folder(folder), texts.whole)
-    write_adapter(config, start, model, params, folder, texts.adapter)
+        write_merged(start, model, base, params, merged_folder(folder), texts.get('whole', {}))
+    write_adapter(config, start, model, params, folder, texts.get('adapter', {}))
 
 
 def merged_folder(folder: pathlib.Path) -> pathlib.Path:
@@ -131,40 +126,37 @@ def fingerprints(engine: Engine) -> dict[str, list[int]]:
 _GENERATION_FILE = 'generation_config.json'
 
 
-class Texts(NamedTuple):
-    """Files of an exported policy beside its weights, name → text: of whole weights, and of an adapter."""
-
-    whole: dict[str, str]
-    adapter: dict[str, str]
-
-
-def export_texts(
+def describe(
     config: Config,
     folder: pathlib.Path,
-    roles: Sequence[Role],
+    roles: Iterable[Role],
+    evaluated: str,
     templates: Mapping[str, Prompt],
-    weights: str,
-    exporter: dict[str, str],
-    step: int | None = None,
-) -> Texts:
-    """Returns the texts of README.md and generation_config.json for an exported policy.
+) -> PolicyTexts:
+    """Returns the files of exported policies beside their weights: README.md and generation_config.json.
 
     Args:
       config: config of the run.
-      folder: checkpoint folder that the run started from.
-      roles: roles that the policy plays, at least one; the evaluated one first.
+      folder: checkpoint folder that the run starts from.
+      roles: trained roles.
+      evaluated: name of the one that is evaluated.
       templates: prompts by name.
-      weights: name of the policy.
-      exporter: a file that names the run (`run_record.export_texts`).
-      step: number of the checkpoint, if the folder is not that of the end of the run in its workdir.
     """
-    arguments = (config, folder, roles, templates, weights)
-    whole = {
-        'README.md': model_card(*arguments, step=step),
-        _GENERATION_FILE: generation_config(folder, [role.env for role in roles]),
-    }
-    adapter = {'README.md': model_card(*arguments, is_adapter=True, step=step)}
-    return Texts(whole | exporter, adapter | exporter)
+    players: dict[str, list[Role]] = {}
+    for role in roles:
+        others = players.setdefault(role.weights, [])
+        # The evaluated one comes first.
+        others.insert(0 if role.name == evaluated else len(others), role)
+    texts = {}
+    for weights, roles_of_weights in players.items():
+        arguments = (config, folder, roles_of_weights, templates, weights)
+        whole = {
+            'README.md': model_card(*arguments),
+            _GENERATION_FILE: generation_config(folder, [role.env for role in roles_of_weights]),
+        }
+        adapter = {'README.md': model_card(*arguments, is_adapter=True)}
+        texts[weights] = {'whole': whole, 'adapter': adapter}
+    return texts
 
 
 def generation_config(folder: pathlib.Path, environments: Sequence[Environment]) -> str:
@@ -214,12 +206,13 @@ def model_card(
     templates: Mapping[str, Prompt],
     weights: str,
     is_adapter: bool = False,
-    step: int | None = None,
 ) -> str:
     """Returns the model card in Markdown with a YAML header.
 
     Args:
-      config, folder, roles, templates, weights, step: as of `export_texts`.
+      config, folder, templates: as of `describe`.
+      roles: that the policy plays, at least one; the evaluated one first.
+      weights: name of the policy.
       is_adapter: whether the folder has an adapter (PEFT) and not whole weights.
     """
     environment = roles[0].env
@@ -241,7 +234,6 @@ def model_card(
         prompts=prompts_name(config.prompts),
         roles=[role.name for role in roles],
         result=environment.codec.decode(result),
-        step=step,
         stops=json.dumps(stops, ensure_ascii=False),
         turn_tokens=environment.limits.turn_tokens,
         weights=weights,
@@ -260,64 +252,3 @@ def _messages(roles: Sequence[Role], templates: Mapping[str, Prompt]) -> dict[st
                 name += ', beside the schemas of its tools'
             texts[name] = ''.join(message['content'])
     return texts
-
-
-class RecordedTool(Tool):
-    """A tool as the policy of a run saw it. It explains itself and cannot be called.
-
-    Args:
-      name: of the tool.
-      attributes: of the record of its run.
-    """
-
-    def __init__(self, name: str, attributes: Mapping[str, Any]):
-        self.name = name
-        # Those of another version are left out: they could replace a method.
-        for attribute in ATTRIBUTES:
-            if attribute in attributes:
-                setattr(self, attribute, attributes[attribute])
-
-    def run(self, calls: Sequence[Invocation]) -> Sequence[ToolResult]:
-        """Raises TypeError."""
-        raise TypeError(f'{self.name} is the record of a tool')
-
-
-def roles_by_weights(roles: Iterable[Role], evaluated: str) -> dict[str, list[Role]]:
-    """Returns name of weights → the roles that they play, the evaluated one first."""
-    players: dict[str, list[Role]] = {}
-    for role in roles:
-        others = players.setdefault(role.weights, [])
-        others.insert(0 if role.name == evaluated else len(others), role)
-    return players
-
-
-def roles_of_weights(config: Any, tools_of_roles: Entries, codec: Codec) -> dict[str, list[Role]]:
-    """Returns name of weights → the roles that they play in training, the evaluated one first.
-
-    Args:
-      config: config of the run.
-      tools_of_roles: of the record of the run.
-      codec: tokenizer of the policy.
-
-    Raises:
-      UserError: the chat template cannot write the results of the tools.
-    """
-    recipe = recipe_class(config.recipe)
-    weights_of = weights_of_roles(config)
-    roles = []
-    for specification in recipe.roles(config):
-        if not specification.is_trained:
-            continue
-        recorded = tools_of_roles.get(specification.name, {})
-        tools = {name: RecordedTool(name, attributes) for name, attributes in recorded.items()}
-        env, prompt_tokens = role_environment(config, specification, codec, tools)
-        roles.append(
-            Role(
-                name=specification.name,
-                weights=weights_of[specification.name],
-                prompt=specification.prompt,
-                env=env,
-                prompt_tokens=prompt_tokens,
-            )
-        )
-    return roles_by_weights(roles, recipe.evaluated_role)

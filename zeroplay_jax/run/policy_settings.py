@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import pathlib
 
 from ml_collections import ConfigDict
@@ -18,6 +17,12 @@ from zeroplay_jax.settings.kinds import (
     ENGLISH_CHECKPOINT,
     PARTS_CHECKPOINT,
 )
+
+# Fields that depend on the machine of a run.
+_OF_MACHINE = """
+mesh.replica mesh.fsdp mesh.model micro.rows offload policy.remat policy.attention policy.scan sampler.page
+sampler.attention sampler.slots sampler.pages sampler.token_budget sampler.decode_buckets
+""".split()
 
 
 def settings(folder: pathlib.Path | str) -> ConfigDict:
@@ -59,7 +64,9 @@ def _settings_of_origin(folder: pathlib.Path) -> ConfigDict:
     workdir = folder.absolute().parent.parent
     run_config = read_stored_config(workdir)
     if run_config is not None:
-        _forget_accelerator(run_config)
+        # A policy is asked on any machine.
+        defaults = leaves(default_config())
+        run_config.update_from_flattened_dict({name: defaults[name] for name in _OF_MACHINE})
         return run_config
     # Tokenizer and architecture of an adapter are in the folder of its base.
     folder = base_folder(folder)
@@ -77,21 +84,3 @@ def _settings_of_origin(folder: pathlib.Path) -> ConfigDict:
     positions, _ = shape.longest_context(folder)
     config.sampler.context = min(config.sampler.context, positions)
     return config
-
-
-# What belongs to the machine of a run on TPUs or GPUs.
-_OF_MACHINE = """
-mesh.replica mesh.fsdp mesh.model micro.rows offload policy.remat policy.attention policy.scan sampler.page
-sampler.attention sampler.slots sampler.pages sampler.token_budget sampler.decode_buckets
-"""
-
-
-def _forget_accelerator(config: ConfigDict) -> None:
-    """Gives shapes for TPUs or GPUs their defaults, in place: a policy is asked on any machine."""
-    kernels = {config.sampler.attention, config.policy.attention}
-    sizes = config.mesh.values()
-    is_of_several = -1 in sizes or math.prod(sizes) > config.cpu_devices
-    if kernels & {'ragged', 'splash'} or is_of_several:
-        defaults = leaves(default_config())
-        names = _OF_MACHINE.split()
-        config.update_from_flattened_dict({name: defaults[name] for name in names})

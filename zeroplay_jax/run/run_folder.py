@@ -19,18 +19,18 @@ from typing import Any
 
 from zeroplay_jax.configuration import fields
 from zeroplay_jax.extras import load_extra
-from zeroplay_jax.learner.checkpoint import FOLDER, saved_steps, set_damaged_aside
+from zeroplay_jax.learner.checkpoint import FOLDER, saved_steps
 from zeroplay_jax.policy.adapter_config import base_folder, is_adapter
-from zeroplay_jax.retrieval import objects
+from zeroplay_jax.retrieval import downloads
 from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.runtime import workdir as run_workdir
 from zeroplay_jax.runtime.disk import file_digests
 from zeroplay_jax.runtime.hosts import Hosts
-from zeroplay_jax.runtime.record import Entries, Identity, Record, find_difference
+from zeroplay_jax.runtime.record import Entries, Identity, PolicyTexts, Record, find_difference
 from zeroplay_jax.selfplay.context import Role
 from zeroplay_jax.selfplay.library import has_index
 from zeroplay_jax.selfplay.schedule import Step
-from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, is_policy_file, prompts_name, warn
+from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, is_policy_file, prompts_name
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.types import UserError
 
@@ -76,56 +76,86 @@ class Place:
 
 @contextlib.contextmanager
 def opened(hosts: Hosts, workdir: str | pathlib.Path, config: Config) -> Iterator[Place]:
-    """Locks the workdir, compares the config in its record with `config`, and moves damaged checkpoints aside.
+    """Locks the workdir, and compares the config in its record with `config`.
 
     The lock is released when the context ends. All processes must call it; errors of the first are raised on all.
     """
     with contextlib.ExitStack() as stack:
         place = Place(pathlib.Path(workdir))
-        if objects.is_address(workdir):
+        if downloads.is_address(workdir):
             buckets = load_extra('buckets', 'run')
             place = stack.enter_context(buckets.opened(hosts, str(workdir), config))
         # run_on_first shares errors, so the lock is taken inside it; the ExitStack holds it until this context ends.
         changeable = fields.changeable_fields(config)
         claim = run_workdir.claim(place.workdir, config.to_dict(), changeable)
         hosts.run_on_first(stack.enter_context, claim)
-        lines = [] if place.is_whole else set_damaged_aside(hosts, place.workdir)
-        for line in lines if hosts.is_first else ():
-            warn(line)
         yield place
 
 
-def has_checkpoint(workdir: pathlib.Path) -> bool:
-    """Returns whether a run has saved a step, whose identity is compared with the record.
+def check(workdir: pathlib.Path, config: Config) -> tuple[Entries, bool]:
+    """Compares the files of a resumed run with the record; returns their fingerprints now, and whether it is resumed.
 
-    Raises:
-      UserError: one line; a checkpoint is of another run.
-    """
-    steps = saved_steps(workdir / FOLDER)
-    for step in steps:
-        run_record.check_checkpoint(workdir / FOLDER / str(step), workdir)
-    return bool(steps)
-
-
-def check(workdir: pathlib.Path, config: Config, is_resumed: bool) -> Entries:
-    """Compares the files of a resumed run with the record; returns their fingerprints now.
-
-    Call it before anything is read.
-
-    Args:
-      is_resumed: whether the run has a checkpoint. Without one nothing was learnt yet, and the inputs may change.
+    Call it before anything is read. A run without a checkpoint has learnt nothing yet, and its inputs may change.
 
     Raises:
       UserError: one line; a file differs from that at the run's start.
     """
     entries = fingerprints(config)
+    is_resumed = bool(saved_steps(workdir / FOLDER))
     recorded = run_record.read(workdir)
     if is_resumed and recorded is not None:
         # The search server was not asked yet, and the template was not opened.
         later = (SERVER, TEMPLATE)
         saved = {name: files for name, files in recorded.inputs.items() if name not in later}
         _check_inputs(workdir, saved, entries)
-    return entries
+    return entries, is_resumed
+
+
+def check_checkpoints(workdir: pathlib.Path) -> None:
+    """Raises UserError (one line) if a checkpoint, none of which is damaged, is of another run than the record."""
+    for step in saved_steps(workdir / FOLDER):
+        run_record.check_checkpoint(workdir / FOLDER / str(step), workdir)
+
+
+def other_run(workdir: pathlib.Path, source: str | None, is_resumed: bool) -> str | None:
+    """Returns address or absolute path of the run that a new one begins with; None for any other, and a resumed run.
+
+    Args:
+      source: value of --from.
+      is_resumed: whether the new run has a checkpoint, and with it the weights of the other run.
+
+    Raises:
+      UserError: one line; --from differs from that at the start of the run, or cannot be read.
+    """
+    recorded = run_record.read(workdir)
+    origin = recorded.origin if recorded else None
+    began_from = downloads.address_of(origin['workdir']) if origin else None
+    wanted = path = None
+    if source and downloads.is_address(source):
+        wanted = source.rstrip('/')
+    elif source:
+        path = pathlib.Path(source).resolve()
+        wanted = downloads.address_of(str(path))
+    # A resumed run needs the flag no more.
+    if began_from != wanted and not (is_resumed and wanted is None):
+        if began_from:
+            raise UserError(f'{workdir}: the run began with --from={began_from}; give the same')
+        if is_resumed:
+            raise UserError(
+                f'{workdir}: the run has begun without --from={source}; choose another workdir'
+            )
+    if wanted is None or is_resumed:
+        return None
+    if wanted == str(workdir.resolve()):
+        raise UserError(f'--from={source}: is the workdir itself; choose another --workdir')
+    if path is None:
+        return source
+    # Refuses a record that cannot be read.
+    try:
+        run_record.read(path)
+    except OSError as error:
+        raise UserError(f'--from={source}: cannot be read ({error.strerror})') from None
+    return str(path)
 
 
 def begin(
@@ -137,6 +167,7 @@ def begin(
     template: Mapping[str, str],
     roles: Mapping[str, Role],
     weights: dict[str, list[int]],
+    policies: PolicyTexts,
     is_resumed: bool,
 ) -> Identity:
     """Writes the record of a run that is known to be possible; returns its identity.
@@ -149,6 +180,7 @@ def begin(
       template: what was chosen for the chat template (`role_environment.template_record`).
       roles: roles in training, whose tools are recorded.
       weights: fingerprints of the weights with which a new run begins.
+      policies: files of the policies beside their weights.
       is_resumed: as in `check`.
 
     Raises:
@@ -161,13 +193,15 @@ def begin(
     changeable = fields.changeable_fields(config)
     identity = run_record.identity_of(config.to_dict(), changeable, current)
     recorded = run_record.read(workdir) or Record(run_record.plain_config(config.to_dict()))
-    changes: dict[str, Any] = {'inputs': current, 'tools': tools}
+    changes: dict[str, Any] = {'inputs': current, 'tools': tools, 'policies': policies}
     if is_resumed:
         if SERVER in recorded.inputs and SERVER in current:
             _check_inputs(workdir, {SERVER: recorded.inputs[SERVER]}, {SERVER: current[SERVER]})
         _check_tools(workdir, recorded.tools, tools)
         newest = saved_steps(workdir / FOLDER)[-1]
         identity = run_record.identity_of_checkpoint(workdir / FOLDER / str(newest)) or identity
+        # They may have become more.
+        recorded.config['schedule']['iterations'] = config.schedule.iterations
     else:
         changes |= {'weights': weights, 'run': run_record.hash_of(identity)}
     run_record.write(workdir, dataclasses.replace(recorded, **changes))

@@ -175,11 +175,6 @@ def _wait_until_open(coordinator: str, seconds: float) -> None:
             time.sleep(0.5)
 
 
-# ---- compilation -----------------------------------------------------------------------------------
-#
-# The compilation cache: programs that an earlier process compiled are read from a folder.
-
-
 # Events of JAX → names of the counts.
 _EVENTS = {
     '/jax/compilation_cache/cache_hits': 'cached',
@@ -217,11 +212,6 @@ class CompilationCache:
     def _count(self, event: str, **_: object) -> None:
         if event in _EVENTS:
             self._counts[_EVENTS[event]] += 1
-
-
-# ---- device figures --------------------------------------------------------------------------------
-#
-# Peak rate and memory of the devices of a run.
 
 
 # `Device.device_kind` → operations per second in bfloat16 without sparsity, by the vendors' data sheets. A device is

@@ -40,9 +40,6 @@ def write_bytes(path: Path, pieces: Iterable[bytes]) -> None:
         draft.unlink(missing_ok=True)
 
 
-# ---- digests ---------------------------------------------------------------------------------------
-
-
 # Hashing releases Python's lock, and a network disk has more to give than one reader takes.
 _THREADS = 8
 

@@ -22,21 +22,13 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
 from zeroplay_jax.types import Preempted, UserError
-
-# ---- daemon pool -----------------------------------------------------------------------------------
-#
-# Threads that run functions and never keep the process alive.
-#
-# `concurrent.futures.ThreadPoolExecutor` is the obvious choice and not usable here: Python joins its
-# threads when the process ends, so a tool that never returns would keep every run from ending.
-
 
 # How long the end of the process waits for functions in progress. They get this time because a
 # thread of a C++ library that is stopped in the middle may crash the process.
@@ -50,7 +42,10 @@ _threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 class DaemonPool:
-    """Runs functions in daemon threads, in the order of submission.
+    """Runs functions in daemon threads, in the order of submission; they never keep the process alive.
+
+    Python joins the threads of `concurrent.futures.ThreadPoolExecutor` when the process ends, so a tool that never
+    returns would keep every run from ending.
 
     Args:
       workers: largest number of threads.
@@ -126,9 +121,6 @@ def _finish() -> None:
         thread.join(max(0.0, deadline - time.monotonic()))
 
 
-# ---- hosts -----------------------------------------------------------------------------------------
-
-
 Identity = tuple[int, ...]
 # What an exception of another process is raised as in this one.
 _ERROR_TYPES: dict[str, type[Exception]] = {
@@ -151,20 +143,6 @@ def sums(counts: Sequence[Mapping[str, float]]) -> collections.Counter:
         # Unlike `+`, `update` keeps names whose count is zero or negative.
         totals.update(process_counts)
     return totals
-
-
-class _CallResult(NamedTuple):
-    """Result of one process's call in `run_on_all_and_gather`; encoded as a JSON list.
-
-    Attributes:
-      value: the returned JSON value; None after an exception.
-      error: text of the exception, or None.
-      kind: a key of `_ERROR_TYPES`; '' without an exception.
-    """
-
-    value: Any
-    error: str | None
-    kind: str
 
 
 class Hosts:
@@ -262,29 +240,22 @@ class Hosts:
         """
         if self.count == 1:
             return [call()]
-        local_exception: Exception | None = None
+        value = exception = None
         try:
-            local_result = _CallResult(value=call(), error=None, kind='')
+            value = call()
         # Any exception must reach the other processes, which wait in `gather`.
         except Exception as error:
-            local_exception = error
-            local_result = _CallResult(
-                value=None,
-                error=str(error) or repr(error),
-                kind=_kind(error),
-            )
-        results = [_CallResult(*fields) for fields in self.gather(local_result)]
-        for process, result in enumerate(results):
-            if result.error is None:
+            exception = error
+        text = None if exception is None else str(exception) or repr(exception)
+        results = self.gather([value, text, _kind(exception)])
+        for process, (_, error_text, kind) in enumerate(results):
+            if error_text is None:
                 continue
             # The first failed process determines the error, so that all of them report the same one.
-            if process == self.index and local_exception is not None:
-                raise local_exception
-            error_type = _ERROR_TYPES[result.kind]
-            raise error_type(f'process {process}: {result.error}') from local_exception
-        return [result.value for result in results]
-
-    # ---- between episodes of one step ----------------------------------------------------------------------
+            if process == self.index and exception is not None:
+                raise exception
+            raise _ERROR_TYPES[kind](f'process {process}: {error_text}') from exception
+        return [value for value, _, _ in results]
 
     def share(self, identity: Identity, value: Any) -> None:
         """Makes a JSON value readable in all processes. Only the process that owns the identity may call it.
@@ -390,7 +361,7 @@ def padded_size(size: int) -> int:
     return steps * step
 
 
-def _kind(error: Exception) -> str:
+def _kind(error: Exception | None) -> str:
     """Returns the key of an exception in `_ERROR_TYPES`."""
     if isinstance(error, UserError):
         return 'user'

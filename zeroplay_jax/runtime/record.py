@@ -18,6 +18,8 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import pydantic
+
 from zeroplay_jax.retrieval import downloads, json_text
 from zeroplay_jax.runtime import disk
 from zeroplay_jax.settings.kinds import built_in_name, leaves, prompts_name
@@ -39,12 +41,15 @@ Identity = dict[str, Any]
 # Group → name → its attributes. Of inputs: field of the config → name of a file → {'bytes', 'sha256'}. Of tools: role →
 # name of a tool → what the policy sees of it, in the order of the prompt.
 Entries = dict[str, dict[str, dict[str, Any]]]
+# Name of weights → 'whole' or 'adapter' → name of a file of the exported policy → text.
+PolicyTexts = dict[str, dict[str, dict[str, str]]]
 
 
 class WorkdirError(UserError):
     """The workdir cannot be used for this run; the message says why."""
 
 
+@pydantic.with_config(extra='forbid')
 @dataclasses.dataclass(frozen=True)
 class Record:
     """The content of `run.json`.
@@ -54,6 +59,7 @@ class Record:
       inputs: what the files of the config contain; {} until they are known.
       tools: the tools as the policy sees them; None until they are known, or if the entry was removed by hand.
       weights: name of weights → fingerprint with which training began.
+      policies: files of the policies beside their weights.
       run: hash of the identity.
       origin: 'workdir' and 'step' of the checkpoint that the run began with; None for a run that began by itself.
       reported: number of steps after which the last report was written.
@@ -64,10 +70,19 @@ class Record:
     inputs: Entries = dataclasses.field(default_factory=dict)
     tools: Entries | None = None
     weights: dict[str, list[int]] = dataclasses.field(default_factory=dict)
+    policies: PolicyTexts = dataclasses.field(default_factory=dict)
     run: str = ''
     origin: Json | None = None
     reported: int | None = None
     id: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex)
+
+    def texts_of_policies(self, identity: Identity) -> PolicyTexts:
+        """Returns `policies`, each with the file that names the run; `identity`: as a checkpoint has it."""
+        exporter = {EXPORT_FILE: hash_of(identity) + '\n'} if identity else {}
+        texts: PolicyTexts = {}
+        for weights, of_kinds in self.policies.items():
+            texts[weights] = {kind: {**files, **exporter} for kind, files in of_kinds.items()}
+        return texts
 
 
 def read(workdir: pathlib.Path) -> Record | None:
@@ -79,19 +94,18 @@ def read(workdir: pathlib.Path) -> Record | None:
     """
     path = workdir / FILE_NAME
     try:
-        stored = json_text.read_object(path, float)
+        return pydantic.TypeAdapter(Record).validate_python(json_text.read_object(path, float))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except ValueError as error:
+        problem = str(error)
+        if isinstance(error, pydantic.ValidationError):
+            first = error.errors()[0]
+            problem = f'{".".join(map(str, first["loc"]))}: {first["msg"]}'
         raise WorkdirError(
-            f'{path}: cannot be read ({error}); bring it back from a copy, or choose another workdir'
+            f'{path}: cannot be read ({problem}); bring it back from a copy, read it with its version, or '
+            'choose another workdir'
         ) from None
-    names = {field.name for field in dataclasses.fields(Record)}
-    if not isinstance(stored.get('config'), dict) or stored.keys() - names:
-        raise WorkdirError(
-            f'{path}: was written by another version; read it with that version, or choose another workdir'
-        )
-    return Record(**stored)
 
 
 def write(workdir: pathlib.Path, record: Record) -> None:
@@ -100,11 +114,16 @@ def write(workdir: pathlib.Path, record: Record) -> None:
     disk.write_text(workdir / FILE_NAME, text + '\n')
 
 
-def update(workdir: pathlib.Path, **changes: Any) -> None:
-    """Replaces fields of the record in a workdir, which must have one."""
+def recorded(workdir: pathlib.Path) -> Record:
+    """Returns the record in a workdir, which must have one."""
     record = read(workdir)
     assert record is not None
-    write(workdir, dataclasses.replace(record, **changes))
+    return record
+
+
+def update(workdir: pathlib.Path, **changes: Any) -> None:
+    """Replaces fields of the record in a workdir, which must have one."""
+    write(workdir, dataclasses.replace(recorded(workdir), **changes))
 
 
 def find_difference(saved: Entries, current: Entries) -> str:
@@ -238,11 +257,6 @@ def check_hash(path: pathlib.Path, there: Any, here: str) -> None:
         raise UserError(
             f'{path}: is of another run ({there}) than the folder ({here}); bring back what belongs to this run'
         )
-
-
-def export_texts(identity: Identity) -> dict[str, str]:
-    """Returns name → text of the file in an exported folder that names the run; {} without an identity."""
-    return {EXPORT_FILE: hash_of(identity) + '\n'} if identity else {}
 
 
 def check_export(folder: pathlib.Path) -> str:

@@ -2,7 +2,13 @@
 
 Libraries take seconds to import and models minutes to load, mostly in C++ code. A KeyboardInterrupt there becomes a
 traceback of the import machinery, an ImportError of a library, or nothing at all where a callback of a library is
-interrupted, whose exceptions are ignored. This module imports the standard library only, because it is the first one
+interrupted, whose exceptions are ignored.
+
+Clusters send SIGTERM some seconds before they take a machine away. The signal only sets a flag, which rollouts look
+at between two rounds: those in progress are dropped, an update is completed first. With several processes, one that got
+the signal tells the others, and all of them drop the same step.
+
+This module imports the standard library only, because it is the first one
 that a command loads; JAX is imported where processes talk to each other.
 """
 
@@ -99,15 +105,6 @@ def _exit(terminal: int, line: bytes, status: int, *_: Any) -> NoReturn:
         os.write(terminal, b'\nzeroplay_jax: ' + line + b'\n')
     finally:
         os._exit(status)
-
-
-# ---- preemption ------------------------------------------------------------------------------------
-#
-# SIGTERM asks a run to end: it drops the rollouts in progress, saves, and exits with status 75.
-#
-# Clusters send SIGTERM some seconds before they take a machine away. The signal only sets a flag, which rollouts look
-# at between two rounds; an update in progress is completed first. With several processes, one that got the signal
-# tells the others, and all of them drop the same step.
 
 
 # Folder of the key-value store with an entry for every process that got the signal.
@@ -216,11 +213,6 @@ def _note(*_: Any) -> None:
         with contextlib.suppress(OSError):
             os.write(2, f'\nzeroplay_jax: {line}\n'.encode())
     _request.is_made = True
-
-
-# ---- output streams -------------------------------------------------------------------------------
-#
-# They may be closed, and their readers may leave (`| head -1`).
 
 
 _NAMES = {1: 'standard output', 2: 'standard error'}

@@ -6,7 +6,6 @@ Needs no JAX, so that a folder of another run is refused before anything is load
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import pathlib
@@ -16,14 +15,15 @@ from collections.abc import Iterator
 from typing import Any, TextIO
 
 from zeroplay_jax.extras import load_extra
-from zeroplay_jax.retrieval import objects
-from zeroplay_jax.retrieval.types import RetrievalError
+from zeroplay_jax.retrieval import downloads
 from zeroplay_jax.runtime.record import FILE_NAME, WorkdirError, flat_config, read
-from zeroplay_jax.types import Json
+from zeroplay_jax.types import Json, UserError
 
 # A message names this many differing fields at most.
 _MAX_FIELDS_IN_ERROR = 5
 _LOCK = '.lock'
+# It may only grow.
+_LENGTH = 'schedule.iterations'
 
 
 class InUse(WorkdirError):
@@ -40,9 +40,9 @@ def local_run(workdir: str | pathlib.Path, checkpoints: str = '') -> pathlib.Pat
     Raises:
       UserError: one line; there is no run in the bucket, or it cannot be read.
     """
-    if not objects.is_address(workdir):
+    if not downloads.is_address(workdir):
         return pathlib.Path(workdir)
-    return load_extra('buckets', 'workdir').local_run(str(workdir), checkpoints)
+    return load_extra('buckets', 'copies').local_run(str(workdir), checkpoints)
 
 
 def check_is_folder(workdir: str | pathlib.Path, allows_bucket: bool = False) -> None:
@@ -63,44 +63,26 @@ def check_is_folder(workdir: str | pathlib.Path, allows_bucket: bool = False) ->
         raise WorkdirError(
             f'--workdir={workdir}: this cannot be written to a bucket or another address; give a folder'
         )
-    if not objects.is_address(workdir):
+    if not downloads.is_address(workdir):
         raise WorkdirError(f'--workdir={workdir}: give a folder, or gs://bucket/path')
     try:
-        _, path = objects.split(str(workdir))
-    except RetrievalError as error:
+        load_extra('buckets', 'objects').split(str(workdir))
+    except UserError as error:
         raise WorkdirError(f'--workdir={error}') from None
-    if not path:
-        raise WorkdirError(f'--workdir={workdir}: names a bucket; give gs://bucket/path')
 
 
 def _check_place(workdir: pathlib.Path) -> None:
     """Raises WorkdirError if the folder is neither there nor can be created."""
+    existing = next(path for path in (workdir, *workdir.absolute().parents) if os.path.exists(path))
+    if existing == workdir and workdir.is_dir():
+        return
+    # Permissions do not tell that nothing can be created in /proc or on a read-only disk.
     try:
-        existing = _nearest_existing(workdir)
-        if not existing.is_dir():
-            raise WorkdirError(f'--workdir={workdir}: there is a file in this place; name a folder')
-        # A missing parent hides that a name in it is too long.
-        longest = max(len(os.fsencode(name)) for name in workdir.absolute().parts)
-        if longest > os.pathconf(existing, 'PC_NAME_MAX'):
-            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
-        if existing != workdir:
-            # Permissions do not tell that nothing can be created in /proc or on a read-only disk.
-            tempfile.TemporaryDirectory(prefix='.', dir=existing).cleanup()
+        tempfile.TemporaryDirectory(prefix='.', dir=existing).cleanup()
     except OSError as error:
         raise WorkdirError(
             f'--workdir={workdir}: cannot be created ({error.strerror}); name another folder'
         ) from None
-
-
-def _nearest_existing(path: pathlib.Path) -> pathlib.Path:
-    """Returns the path or the innermost of its parents that exists; OSError if it cannot be a path."""
-    for candidate in (path, *path.parents):
-        try:
-            candidate.lstat()
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        return candidate
-    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
 
 def check(
@@ -251,8 +233,12 @@ def _check_equal(
     """Raises WorkdirError if the flattened configs differ in a field that is not free."""
     differing = []
     for field in sorted(saved.keys() | current.keys()):
-        if field not in free and saved.get(field) != current.get(field):
-            differing.append(f'{field} (there {saved.get(field)}, now {current.get(field)})')
+        there, here = saved.get(field), current.get(field)
+        may_change = field in free
+        if field == _LENGTH and isinstance(there, int) and isinstance(here, int):
+            may_change = there < here
+        if there != here and not may_change:
+            differing.append(f'{field} (there {there}, now {here})')
     if not differing:
         return
     fields = ', '.join(differing[:_MAX_FIELDS_IN_ERROR])

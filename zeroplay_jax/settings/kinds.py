@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import filecmp
 import hashlib
 import math
 import os
@@ -174,11 +173,6 @@ IS_INPUT = 'is_input'
 InputPath = Annotated[str, Field(json_schema_extra={IS_INPUT: True})]
 
 
-# ---- errors ----------------------------------------------------------------------------------------
-#
-# One line with the field, its value, the problem and the remedy.
-
-
 class ConfigError(UserError):
     """A config that cannot run."""
 
@@ -235,9 +229,6 @@ def warn(line: str) -> None:
     print(f'warning: {line}', file=sys.stderr)
 
 
-# ---- prompts ---------------------------------------------------------------------------------------
-
-
 # Values of config.prompts that name a file of zeroplay_jax/prompts.
 PROMPT_SETS = ('mini', 'numbered', 'full')
 
@@ -268,9 +259,6 @@ def prompts_name(source: str) -> str:
     if '\n' not in source:
         return source
     return f'own, sha256 {hashlib.sha256(source.encode()).hexdigest()[:16]}'
-
-
-# ---- folders of the package ------------------------------------------------------------------------
 
 
 PACKAGE = pathlib.Path(__file__).parents[1]
@@ -304,30 +292,8 @@ def built_in_name(path: str) -> str:
     match = _IN_A_CLONE.fullmatch(os.path.normpath(path))
     if match is None:
         return path
-    local_path = PACKAGE.parent / match[1]
-    if not os.path.exists(local_path):
-        return path
-    # A clone that still exists may have changed its files.
-    if os.path.exists(path) and not _has_same_content(path, local_path):
-        return path
-    return match[1]
-
-
-def _has_same_content(path: str, local_path: pathlib.Path) -> bool:
-    """Returns whether two files, or two folders in the files that a run reads, have the same bytes."""
-    if os.path.samefile(path, local_path):
-        return True
-    if os.path.isfile(path) and local_path.is_file():
-        return filecmp.cmp(path, local_path, shallow=False)
-    if not (os.path.isdir(path) and local_path.is_dir()):
-        return False
-    names, local_names = (
-        sorted(filter(is_policy_file, os.listdir(folder))) for folder in (path, local_path)
-    )
-    if names != local_names:
-        return False
-    equal_names, _, _ = filecmp.cmpfiles(path, local_path, names, shallow=False)
-    return sorted(equal_names) == names
+    # A record has the content, too, which another clone may have changed.
+    return match[1] if os.path.exists(PACKAGE.parent / match[1]) else path
 
 
 def is_server(address: str) -> bool:

@@ -89,9 +89,6 @@ class Rollout(Section):
             yield Problem('response_tokens', text)
 
 
-# ---- shape of the sampler's programs --------------------------------------------------------------
-
-
 @dataclasses.dataclass(frozen=True)
 class SamplerConfig:
     """Static shape of the programs.

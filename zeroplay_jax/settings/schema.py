@@ -41,9 +41,6 @@ from zeroplay_jax.settings.kinds import (
 )
 from zeroplay_jax.settings.rollouts import Rollout, Sampler
 
-# ---- adapters --------------------------------------------------------------------------------------
-
-
 # The linear layers of a decoder layer, all of which can have adapters. Gated delta nets have other ones in place of
 # queries, keys, values and their output.
 LINEARS = ('q', 'k', 'v', 'o', 'gate', 'up', 'down')
@@ -77,9 +74,6 @@ class Adapters(Section):
             yield from changes(self, Adapters(), text)
 
 
-# ---- bucket ----------------------------------------------------------------------------------------
-
-
 class Bucket(Section):
     """Runs with --workdir=gs://bucket/path ([workdirs in a bucket](buckets.md))."""
 
@@ -88,9 +82,6 @@ class Bucket(Section):
     in the user's cache."""
     seconds: PositiveFloat = 600.0
     """How long a failed upload is repeated before the run ends."""
-
-
-# ---- devices and processes -------------------------------------------------------------------------
 
 
 class Mesh(Section):
@@ -139,9 +130,6 @@ class Distributed(Section):
             yield Problem('process', f'there are {self.processes}; count from 0')
 
 
-# ---- judges ----------------------------------------------------------------------------------------
-
-
 class Judge(Section):
     """Verdicts where no string comparison decides. Fields marked `endpoint` are read with that kind only."""
 
@@ -177,9 +165,6 @@ class Judge(Section):
     """`evaluate --workdir`, ratings: concurrent judgements."""
 
 
-# ---- logs and traces -------------------------------------------------------------------------------
-
-
 class Log(Section):
     """Destinations of metrics."""
 
@@ -197,9 +182,6 @@ class Profile(Section):
         requires(lambda x: all(step >= 0 for step in x), 'give numbers of steps, such as (2, 3)'),
     ] = ()
     """Numbers of traced steps; avoid steps that compile."""
-
-
-# ---- the whole config ------------------------------------------------------------------------------
 
 
 class Policy(Section):

@@ -16,8 +16,8 @@ import threading
 import time
 import uuid
 
+from zeroplay_jax.extras.buckets.objects import Bucket, Conflict, Unavailable
 from zeroplay_jax.retrieval import json_text
-from zeroplay_jax.retrieval.objects import Bucket, Conflict, Unavailable
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime.record import WorkdirError
 from zeroplay_jax.types import Json

@@ -27,7 +27,9 @@ import threading
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
+from zeroplay_jax.extras.buckets.copies import THREADS
 from zeroplay_jax.extras.buckets.lease import Lease
+from zeroplay_jax.extras.buckets.objects import Unavailable
 from zeroplay_jax.extras.buckets.workdir import (
     Manifest,
     RemoteFile,
@@ -39,8 +41,6 @@ from zeroplay_jax.extras.buckets.workdir import (
 )
 from zeroplay_jax.learner import checkpoint
 from zeroplay_jax.learner.checkpoint import FOLDER, saved_steps
-from zeroplay_jax.retrieval.downloads import THREADS
-from zeroplay_jax.retrieval.objects import Unavailable
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime.disk import file_digests
 from zeroplay_jax.runtime.record import FILE_NAME

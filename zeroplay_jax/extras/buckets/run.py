@@ -16,6 +16,8 @@ import sys
 import time
 from collections.abc import Iterator
 
+from zeroplay_jax.extras.buckets import objects
+from zeroplay_jax.extras.buckets.copies import THREADS
 from zeroplay_jax.extras.buckets.lease import Lease
 from zeroplay_jax.extras.buckets.mirror import DOWNLOADS, LOGS, Mirror
 from zeroplay_jax.extras.buckets.workdir import (
@@ -32,8 +34,7 @@ from zeroplay_jax.extras.buckets.workdir import (
 )
 from zeroplay_jax.learner import checkpoint
 from zeroplay_jax.learner.checkpoint import FOLDER, saved_steps
-from zeroplay_jax.retrieval import objects, progress
-from zeroplay_jax.retrieval.downloads import THREADS
+from zeroplay_jax.retrieval import progress
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.run.run_folder import Place
 from zeroplay_jax.runtime import workdir as run_workdir
@@ -67,8 +68,20 @@ def opened(hosts: Hosts, address: str, config: Config) -> Iterator[Place]:
         leases: list[Lease] = []
 
         def open_in_first() -> tuple[str, str, list[str]]:
-            lease, run_id, texts = stack.enter_context(_leased(hosts, address, config))
+            remote = RemoteWorkdir.open(address)
+            # A folder of other objects is refused before a lease is written to it.
+            remote.run_id()
+            lease = Lease(remote.bucket, remote.name(LEASE_FILE))
+            stack.callback(lease.release)
             leases.append(lease)
+            # Read after the lease was taken, because its last holder wrote them, or removed the id of its run.
+            stored_id = remote.run_id()
+            run_id = stored_id or remote.create_run()
+            if stored_id is None:
+                folder = _folder(hosts, config, run_id, address)
+                stack.callback(_remove_unless_begun, remote, folder, lease)
+            manifests = remote.manifests()
+            texts = [manifest_text(step, files).decode() for step, files in manifests.items()]
             return run_id, lease.id, texts
 
         run_id, lease_id, texts = hosts.run_on_first(open_in_first)
@@ -128,29 +141,6 @@ def wait(hosts: Hosts, mirror: Mirror) -> None:
 def _finish(hosts: Hosts, mirror: Mirror) -> None:
     wait(hosts, mirror)
     hosts.run_on_first(mirror.upload_results)
-
-
-@contextlib.contextmanager
-def _leased(hosts: Hosts, address: str, config: Config) -> Iterator[tuple[Lease, str, list[str]]]:
-    """Takes the lease of a run in a bucket, in the first process.
-
-    Returns a context with the lease, the id of the run, and the complete steps as texts.
-    """
-    with contextlib.ExitStack() as stack:
-        remote = RemoteWorkdir.open(address)
-        # A folder of other objects is refused before a lease is written to it.
-        remote.run_id()
-        lease = Lease(remote.bucket, remote.name(LEASE_FILE))
-        stack.callback(lease.release)
-        # Read after the lease was taken, because its last holder wrote them, or removed the id of its run.
-        stored_id = remote.run_id()
-        run_id = stored_id or remote.create_run()
-        if stored_id is None:
-            folder = _folder(hosts, config, run_id, address)
-            stack.callback(_remove_unless_begun, remote, folder, lease)
-        manifests = remote.manifests()
-        texts = [manifest_text(step, files).decode() for step, files in manifests.items()]
-        yield lease, run_id, texts
 
 
 def _folder(hosts: Hosts, config: Config, run_id: str, address: str) -> pathlib.Path:

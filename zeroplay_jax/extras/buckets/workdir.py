@@ -21,20 +21,18 @@ import uuid
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from zeroplay_jax.retrieval import downloads, json_text, objects
-from zeroplay_jax.retrieval.objects import Bucket, Conflict, StoredObject
-from zeroplay_jax.retrieval.types import RetrievalError
+from zeroplay_jax.extras.buckets import objects
+from zeroplay_jax.extras.buckets.objects import Bucket, Conflict
+from zeroplay_jax.retrieval import downloads, json_text
 from zeroplay_jax.runtime import workdir as run_workdir
 from zeroplay_jax.runtime.record import FILE_NAME, WorkdirError
-from zeroplay_jax.types import Json, UserError
+from zeroplay_jax.types import Json
 
 RUN_FILE = 'id.json'
 LEASE_FILE = 'lease.json'
 # Folders of a workdir: the last steps, and that of the best evaluation.
 CHECKPOINT_FOLDERS = ('checkpoints', 'best')
 _STEPS = 'steps/'
-# Attempts to read a run that removes its oldest checkpoint meanwhile.
-_READS = 5
 
 
 class RemoteFile(NamedTuple):
@@ -69,8 +67,6 @@ class RemoteWorkdir(NamedTuple):
           RetrievalError: one line; the address has another form, or the bucket cannot be opened.
         """
         bucket, path = objects.split(address)
-        if not path:
-            raise RetrievalError(f'--workdir={address}: names a bucket; give gs://bucket/path')
         return cls(objects.open_bucket(bucket), path)
 
     @property
@@ -209,71 +205,6 @@ def check(address: str, root: str, config: Json, free: tuple[str, ...]) -> None:
         except WorkdirError as error:
             # The user knows the address only.
             raise WorkdirError(str(error).replace(str(folder), address)) from None
-
-
-# What follows copies a run to be read, by reports, exports and runs that begin with it.
-
-
-def local_run(address: str, checkpoints: str = '') -> pathlib.Path:
-    """Returns the local copy of a run in a bucket, brought up to date, to be read only.
-
-    The copy has logs, records and results, but policies only if the run has ended.
-
-    Args:
-      address: gs://bucket/path.
-      checkpoints: 'checkpoints' brings the newest checkpoint as well, 'best' that of the best evaluation.
-
-    Raises:
-      UserError: one line; there is no run, or it cannot be read.
-    """
-    remote = RemoteWorkdir.open(address)
-    for _ in range(_READS):
-        stored = {entry.name: entry for entry in remote.bucket.list(remote.name(''))}
-        manifests = remote.manifests()
-        if not manifests and remote.name(FILE_NAME) not in stored:
-            raise UserError(f'{address}: holds no run that has saved a step; check the address')
-        newest = manifests[max(manifests)] if manifests else {}
-        try:
-            return _copy(remote, newest, stored, checkpoints)
-        # The run has uploaded a newer step and removed this one.
-        except (objects.Removed, KeyError):
-            continue
-    raise UserError(f'{address}: changes faster than it is read; run the command again')
-
-
-def local_source(address: str) -> pathlib.Path:
-    """Returns the local copy of a run, or of its folder `best`, with its newest step; raises as `local_run`."""
-    run, _, folder = address.rstrip('/').rpartition('/')
-    if folder == 'best':
-        return local_run(run, folder) / folder
-    return local_run(address, 'checkpoints')
-
-
-def _copy(
-    remote: RemoteWorkdir,
-    manifest: Manifest,
-    stored: dict[str, StoredObject],
-    checkpoints: str,
-) -> pathlib.Path:
-    """Brings the files of a run down; returns their folder.
-
-    Raises:
-      objects.Removed, KeyError: an object was removed meanwhile.
-    """
-    copies = {}
-    for path, file in manifest.items():
-        folder = path.partition('/')[0]
-        if folder == checkpoints or folder not in CHECKPOINT_FOLDERS:
-            copies[remote.name(path)] = stored[remote.name(file.object)]
-    for name, entry in stored.items():
-        # Results and records have no folder; neither have the two objects of the run itself, which no command reads.
-        is_result = '/' not in name.removeprefix(remote.name(''))
-        if is_result:
-            copies[name] = entry
-    # Without checkpoints, those of an earlier copy stay.
-    cleaned = remote.name(checkpoints or RUN_FILE)
-    root = downloads.update(remote.bucket, copies, remote.address, cleaned)
-    return root / remote.path
 
 
 def folders_of(paths: Iterable[str]) -> list[str]:

@@ -16,10 +16,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from .types import RetrievalError, first_line
+from zeroplay_jax.retrieval.types import RetrievalError, first_line
 
-PREFIX = 'gs://'
-# Name of a bucket, then the path; an address needs no path.
+# Name of a bucket, then the path.
 _ADDRESS = re.compile(r'gs://([a-z0-9][a-z0-9._-]{1,220}[a-z0-9])(?:/(.*))?')
 # Seconds that the library spends on a request, further attempts included. Callers that must not fail try again.
 _REQUEST_SECONDS = 60.0
@@ -54,11 +53,6 @@ class StoredObject:
     checksum: str
 
 
-def is_address(text: object) -> bool:
-    """Returns whether a text is an address in a bucket, and not a path."""
-    return str(text).startswith(PREFIX)
-
-
 def split(address: str) -> tuple[str, str]:
     """Returns (bucket, path) of an address; the path has no slash at its ends.
 
@@ -72,9 +66,10 @@ def split(address: str) -> tuple[str, str]:
             'digits, ., _ and -; give gs://bucket/path'
         )
     path = (match[2] or '').strip('/')
-    parts = path.split('/')
+    if not path:
+        raise RetrievalError(f'{address}: names a bucket; give gs://bucket/path')
     # They would leave the folder that a local copy lies in.
-    if path and any(part in ('', '.', '..') for part in parts):
+    if any(part in ('', '.', '..') for part in path.split('/')):
         raise RetrievalError(f'{address}: has an empty part; give gs://bucket/path')
     return match[1], path
 

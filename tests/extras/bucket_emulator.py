@@ -6,7 +6,7 @@ import importlib.util
 import pytest
 from host_processes import free_port
 
-from zeroplay_jax.retrieval import objects
+from zeroplay_jax.extras.buckets import objects
 
 
 def _is_missing(name):

@@ -16,8 +16,9 @@ from zeroplay_jax import compare
 from zeroplay_jax.configs import quickstart
 from zeroplay_jax.configuration import fields, rules
 from zeroplay_jax.configuration.fields import read_stored_config
-from zeroplay_jax.configuration.places import fetch_addresses
-from zeroplay_jax.retrieval import downloads, objects
+from zeroplay_jax.configuration.places import fetch
+from zeroplay_jax.extras.buckets import objects
+from zeroplay_jax.retrieval import downloads
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.settings.kinds import ConfigError
 
@@ -110,7 +111,7 @@ def test_the_same_command_resumes_where_the_cache_lies_elsewhere(bucket, tmp_pat
         config = quickstart.get_config()
         config.retrieval.update(kind='folder', path='gs://bucket/index')
         config.eval.hops = (2, 3)
-        fetch_addresses(config)
+        fetch(config)
         assert config.retrieval.path.startswith(str(tmp_path / cache))
         return config
 
@@ -120,7 +121,7 @@ def test_the_same_command_resumes_where_the_cache_lies_elsewhere(bucket, tmp_pat
     stored = read_stored_config(tmp_path / 'run')
     assert stored.retrieval.path == 'gs://bucket/index' and stored.eval.hops == (2, 3)
     stored.policy.path = 'gs://bucket/none'
-    fetch_addresses(stored, section_name='retrieval')
+    fetch(stored, section_name='retrieval')
     assert stored.retrieval.path == f'{tmp_path}/two/zeroplay_jax/gs/bucket/index'
 
 

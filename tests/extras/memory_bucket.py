@@ -3,7 +3,7 @@
 import threading
 import zlib
 
-from zeroplay_jax.retrieval.objects import Conflict, Removed, StoredObject, Unavailable
+from zeroplay_jax.extras.buckets.objects import Conflict, Removed, StoredObject, Unavailable
 
 
 class MemoryBucket:
