@@ -4,6 +4,7 @@ import json
 import math
 from unittest import mock
 
+import numpy as np
 import pytest
 from run_records import write_record
 
@@ -40,13 +41,15 @@ def test_damage_to_a_log_does_not_end_a_resumed_run(tmp_path):
 def test_numbers_reach_the_lines_and_the_board(tmp_path):
     metrics = MetricsWriter(tmp_path, 0)
     metrics.write_scalars(0, 1, 'solver', {'em/hop1': 0.5, 'bad': math.nan})
+    metrics.write_parameters({'policy': {'layer': {'kernel': np.zeros((3, 7), np.float32)}}})
     metrics.write('trajectories', [{'step': 0, 'text': '\u2028 </script>'}])
     metrics.close()
     record = json.loads((tmp_path / 'metrics.jsonl').read_text())
     assert record == {'step': 0, 'iteration': 1, 'phase': 'solver', 'em/hop1': 0.5, 'bad': None}
     assert len((tmp_path / 'trajectories.jsonl').read_bytes().splitlines()) == 1
     (events,) = tmp_path.glob('events.out.tfevents*')
-    assert b'solver/em/hop1' in events.read_bytes()
+    texts = (b'solver/em/hop1', b'parameters/policy', b'layer/kernel', b'(3, 7)', b'21')
+    assert all(text in events.read_bytes() for text in texts)
 
 
 def board_steps(folder, curve='solver/x'):

@@ -60,6 +60,9 @@ class Log:
                 f'{workdir / "metrics.jsonl"} lacks {len(writer.missing_steps)} of {first_step} steps, the first is '
                 f'{writer.missing_steps[0]}; curves and report will lack them, too'
             )
+        if first_step == 0:
+            learners = self._engine.learners
+            writer.write_parameters({name: learner.params for name, learner in learners.items()})
         return writer
 
     def after(self, played: Played, alarms: Sequence[Alarm]) -> None:

@@ -18,8 +18,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+from clu import parameter_overview
 from tensorboard.compat.proto import event_pb2
 from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from zeroplay_jax.runtime import record as run_record
@@ -58,6 +60,12 @@ class TensorBoardWriter:
     def write(self, step: int, values: Mapping[str, float]) -> None:
         scalars = [Summary.Value(tag=tag, simple_value=values[tag]) for tag in values]
         self._write(event_pb2.Event(step=step, summary=Summary(value=scalars)))
+
+    def write_parameters(self, params: Mapping[str, Any]) -> None:
+        """As of `MetricsWriter`."""
+        for name in params:
+            table = parameter_overview.get_parameter_overview(params[name], include_stats=False)
+            self._write(event_pb2.Event(step=0, summary=text_pb(f'parameters/{name}', table)))
 
     def close(self) -> None:
         self._file.close()
@@ -333,6 +341,12 @@ class MetricsWriter:
         for writer in self._curves:
             writer.write(step, curves)
         self.write(_METRICS, [record])
+
+    def write_parameters(self, params: Mapping[str, Any]) -> None:
+        """Writes names, shapes and sizes of all weights as texts of TensorBoard; `params`: name of weights → arrays."""
+        for writer in self._curves:
+            if isinstance(writer, TensorBoardWriter):
+                writer.write_parameters(params)
 
     def write(self, name: str, records: Iterable[Json]) -> None:
         """Writes records, each with its step, to the file of this name.
