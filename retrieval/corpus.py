@@ -29,7 +29,7 @@ import numpy as np
 from . import progress
 from .command import similar_path, warn_once
 from .json_text import Unusable
-from .rows import MISSING, record_of, rows, suffix_of, title_like
+from .rows import record_of, rows, suffix_of, title_like
 from .types import Passage, RetrievalError, short
 from .types import Record as Record
 from .types import contents as contents
@@ -173,8 +173,6 @@ def _passages_of_file(
         try:
             if isinstance(row, Unusable):
                 raise row
-            if suffix == '.tsv':
-                row = {name: '' if cell.strip() in MISSING else cell for name, cell in row.items()}
             record = record_of(row, fields)
         except Unusable as error:
             skipped.add(number, str(error))

@@ -165,7 +165,8 @@ def _tsv_rows(source: pathlib.Path) -> Iterator[tuple[int, Row]]:
                 continue
             if len(cells) != len(headings):
                 raise Unusable(f'{len(cells)} columns instead of {len(headings)}, as in line 1')
-            yield number, dict(zip(headings, cells))
+            present = ['' if cell.strip() in MISSING else cell for cell in cells]
+            yield number, dict(zip(headings, present))
         except Unusable as error:
             # Without headings no row can be read.
             if headings is None:

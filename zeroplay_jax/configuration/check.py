@@ -31,6 +31,7 @@ from zeroplay_jax.settings.kinds import (
     ConfigError,
     leaves,
 )
+from zeroplay_jax.tools import registry
 from zeroplay_jax.types import UserError
 
 _NAME = 'zeroplay_jax'
@@ -146,6 +147,10 @@ def _check_config(config: ConfigDict, target: Any, mistakes: list[str]) -> str:
     if has_files:
         with _noted(mistakes):
             check_programs(on_machine)
+        for entry in config.tools.names:
+            with _noted(mistakes):
+                if ':' in entry:
+                    registry.imported(entry)
     if has_files and 'policy.path' not in in_buckets:
         with _noted(mistakes):
             check_policy(on_machine, mistakes)

@@ -308,7 +308,7 @@ def properties_of(loss: str) -> LossProperties:
     try:
         return losses.resolve_loss(loss)
     except ValueError as error:
-        raise ConfigError(str(error)) from None
+        raise ConfigError(f'config.<role>.loss: {error}') from None
 
 
 def advantages(config: Config, recipe: type[Recipe]) -> Iterator[Problem]:
@@ -327,7 +327,7 @@ def advantages(config: Config, recipe: type[Recipe]) -> Iterator[Problem]:
             try:
                 resolve_advantage(name)
             except ValueError as error:
-                raise ConfigError(str(error)) from None
+                raise ConfigError(f'config.{role}.advantage: {error}') from None
             continue
         if name == 'turn' and role not in recipe.turn_reward_roles:
             text = f'recipe {config.recipe} gives {role} none per turn; take group, or set Recipe.turn_reward_roles'

@@ -104,9 +104,9 @@ def numbered_lines(path: str, *required: str, answered: bool = True) -> Iterator
     """
     count = 0
     unanswerable = 0
-    requirement = _requirement(required, answered)
     # All of its cells are texts.
     is_table = suffix_of(pathlib.Path(path)) == '.tsv'
+    requirement = _requirement(required, answered, is_table)
     try:
         for number, row in rows(pathlib.Path(path)):
             try:
@@ -181,12 +181,15 @@ def _checked(row: Row, required: tuple[str, ...]) -> dict[str, Any]:
     return row
 
 
-def _requirement(required: tuple[str, ...], answered: bool) -> str:
+def _requirement(required: tuple[str, ...], answered: bool, is_table: bool) -> str:
     """Returns a sentence about what every line must contain, for error texts."""
     fields = [f'"{name}"' for name in required]
     if answered:
         fields.append('"answers" (a text or list of texts)')
-    return f'every line must be a JSON object with {" and ".join(fields)}'
+    listed = ' and '.join(fields)
+    if is_table:
+        return f'line 1 must name the columns, and every line must have {listed}'
+    return f'every line must be a JSON object with {listed}'
 
 
 def write_lines(path: pathlib.Path, lines: Iterable[Json]) -> None:

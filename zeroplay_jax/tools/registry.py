@@ -124,7 +124,7 @@ def _tools_of(entry: str, config: Config, source: DocumentSource) -> Sequence[To
       UserError: the entry cannot be imported, its factory fails, or it gives something else than tools.
     """
     check_name(entry)
-    provided: Any = BUILT_IN.get(entry) or _imported(entry)
+    provided: Any = BUILT_IN.get(entry) or imported(entry)
     built: Any = provided
     # Classes are tested first, because they are callable too, and would be called like factories, with arguments.
     if isinstance(provided, type) and issubclass(provided, Tool):
@@ -157,8 +157,8 @@ def _called(entry: str, factory: Any, *arguments: Any) -> Any:
         ) from error
 
 
-def _imported(entry: str) -> Any:
-    """Returns the object that 'package.module:attribute' names."""
+def imported(entry: str) -> Any:
+    """Returns the object that an entry of the form 'package.module:attribute' names; UserError if there is none."""
     module_name, _, attribute_name = entry.partition(':')
     try:
         module = importlib.import_module(module_name)

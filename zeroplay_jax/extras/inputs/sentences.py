@@ -81,6 +81,8 @@ _ABBREVIATION_LENGTH = 8
 _BLOCK_MARKS = ('#', '-', '*', '+', '|', '>', '```', '•', '◦', '‣')
 # Numbers of list items have at most two digits: a year with a full stop may begin a wrapped line.
 _LIST_MARK = re.compile(r'(?:[-*+•◦‣]|\d{1,2}[.)]) +')
+# The line below or above a heading (reStructuredText, AsciiDoc, Markdown), or between two sections.
+_RULING = re.compile(r'([=~^"*+#_-])\1{2,}')
 # Text that is wrapped by hand has lines of about 70 characters; shorter lines are headings, items and verses.
 _WRAPPED_LINE = 40
 
@@ -130,7 +132,8 @@ def split_paragraphs(text: str) -> list[str]:
 
     A paragraph ends with every line, except where the text was wrapped by hand: the line is no heading and ends without
     a full stop or colon; it is long, or the next line begins with a small letter; and the next line is neither empty
-    nor a heading, list item, table row or quotation of Markdown.
+    nor a heading, list item, table row or quotation of Markdown. Lines of one repeated mark end a paragraph, too, and
+    are left out.
     """
     paragraphs: list[list[str]] = []
     # Whether the next line belongs to the last paragraph: any line, or only one that begins with a small letter.
@@ -138,7 +141,7 @@ def split_paragraphs(text: str) -> list[str]:
     continues_in_lower_case = False
     for line in text.splitlines():
         words = line.split()
-        if not words:
+        if not words or _RULING.fullmatch(line.strip()):
             continues = continues_in_lower_case = False
             continue
         is_continuation = continues or (continues_in_lower_case and words[0][0].islower())
@@ -155,7 +158,7 @@ def split_paragraphs(text: str) -> list[str]:
 
 
 def split_text(text: str, max_words: int) -> list[str]:
-    """Returns passages of whole sentences that together have all words of a text in order.
+    """Returns passages of whole sentences that together have all words of a text in order, without its rulings.
 
     A sentence that is longer than a passage is cut between words. Words are separated by single spaces. A line feed
     separates a list item or heading from what is before it, an empty line from what follows it; without them

@@ -136,7 +136,8 @@ def visible_files(folder: pathlib.Path) -> list[pathlib.Path]:
         links = [name for name in visible if os.path.islink(os.path.join(place, name))]
         folders[:] = [name for name in visible if name not in links] + links
         files = [pathlib.Path(place, name) for name in names if not name.startswith('.')]
-        paths += [path for path in files if path.is_file()]
+        # A link to nothing is no file, and is counted with those that cannot be read.
+        paths += [path for path in files if path.is_file() or not path.exists()]
     return sorted(paths)
 
 
