@@ -108,22 +108,36 @@ function outcomeTable(evaluated) {
   );
 }
 
+// Hop counts of a run whose change excludes 0, by direction, and the others.
+function changesOf(run) {
+  const counted = Object.keys(run.summary.difference_by_hop ?? {}).filter((hop) => hop !== '0');
+  const changes = { Better: [], Worse: [], 'No sure change': [] };
+  for (const hop of counted.sort(naturalOrder)) {
+    const [, low, high] = figuresOf(run, hop).change;
+    changes[low > 0 ? 'Better' : high < 0 ? 'Worse' : 'No sure change'].push(hop);
+  }
+  return changes;
+}
+
+// The heading of the page, for one run: what it changed; '' without an evaluation by hops.
+function verdictOf(run) {
+  const parts = Object.entries(changesOf(run)).filter(([, hops]) => hops.length);
+  const texts = parts.map(([word, hops]) => `${word} with ${hops.join(', ')} ${hops.at(-1) === '1' ? 'hop' : 'hops'}`);
+  return texts.map((text, at) => (at ? text[0].toLowerCase() + text.slice(1) : text)).join('; ');
+}
+
 // What changed by more than its interval, in a sentence per direction.
 function learntTexts(run) {
-  const hops = Object.keys(run.summary.difference_by_hop ?? {}).sort(naturalOrder);
+  const { Better, Worse, 'No sure change': unsure } = changesOf(run);
   const texts = [];
-  for (const [word, isSure] of [
-    ['Better', ([, low]) => low > 0],
-    ['Worse', ([, , high]) => high < 0],
-  ]) {
-    const sure = hops.filter((hop) => hop !== '0' && isSure(figuresOf(run, hop).change));
+  for (const [word, sure] of Object.entries({ Better, Worse })) {
     const parts = sure.map((hop) => {
       const [before, after] = figuresOf(run, hop).sides.map(([, value]) => value?.toFixed(2));
       return `${count(Number(hop), 'hop')} (${before} → ${after})`;
     });
     if (parts.length) texts.push(`${word} with ${parts.join(', ')}.`);
   }
-  if (hops.some((hop) => hop !== '0') && !texts.length)
+  if (unsure.length && !texts.length)
     texts.push('No hop count changed for sure: the interval of every change contains 0.');
   const { demonstrated_hops: shown } = run.summary;
   if (shown) texts.push(`Shown to the policy before this run: up to ${count(shown, 'hop')}.`);
@@ -144,6 +158,7 @@ function headlineCard(run) {
   const [, low, high] = change;
   const hops = lead === 'mean' ? headlineHops(run) : lead;
   const of = hops && ` of ${hops} ${hops === '1' ? 'hop' : 'hops'}`;
+  const why = lead === 'mean' ? '' : ', the fewest that the policy was not shown before this run';
   const trend = low > 0 ? 'better' : high < 0 ? 'worse' : '';
   return el(
     'div',
@@ -155,7 +170,7 @@ function headlineCard(run) {
       el('span', { class: 'arrow', 'aria-label': 'to' }, '→'),
       el('span', { class: `to ${trend}` }, after),
     ),
-    el('p', {}, `exact match on ${format(questions)} held-out questions${of}`),
+    el('p', {}, `exact match on ${format(questions)} held-out questions${of}${why}`),
     ...sides.map(([name, , range]) => range && el('p', { class: 'muted num' }, `${name} `, interval(range))),
     low === undefined ? null : el('p', { class: 'muted num' }, 'change ', interval([low, high], formatSigned)),
     ...learntTexts(run).map((text) => el('p', { class: 'learnt' }, text)),
@@ -211,10 +226,12 @@ function drawHeader() {
   }
   const origins = runs.map(originOf);
   const shared = origins[0].filter((part) => origins.every((parts) => parts.includes(part)));
-  // Several runs differ by their names; one is known by what it trained.
+  // Several runs differ by their names; one is known by what it changed, or by what it trains.
   const lines = [names, shared.join(' · ')];
   if (!comparing && shared.length) lines.reverse();
-  [$('name').textContent, $('origin').textContent] = lines;
+  const verdict = comparing ? '' : verdictOf(runs[0]);
+  $('name').textContent = verdict || lines[0];
+  $('origin').textContent = verdict ? lines.filter(Boolean).join(' · ') : lines[1];
   document.title = [...lines.filter(Boolean), 'run report'].join(' – ');
   for (const run of runs) {
     const differing = originOf(run).filter((part) => !shared.includes(part));
