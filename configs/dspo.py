@@ -22,7 +22,7 @@ Every evaluation of the run measures subEM, the paper's metric, beside exact mat
 
 The paper gives neither clip range, group size, batch, rate nor stopping rule. They are inferred, and marked so below:
 the clip range is GSPO's, rate and batch are those of the other four systems. With one update per batch the sequence
-ratio is 1 and never clipped, so there are four. Every value with its source: docs/hyperparameters.md.
+ratio is 1 up to rounding, so there are four. Every value with its source: docs/hyperparameters.md.
 """
 
 from zeroplay_jax.configs import common

@@ -44,7 +44,7 @@ class Batch:
     Attributes (all [B, L]; label arrays refer to the token at that position, predicted by the previous one):
       tokens: int32, 0 where empty.   positions: int32, restarting at 0 in every segment.
       segment: int32, 1, 2, … per row; 0 where empty.   mask: bool, True on trained tokens (source POLICY),
-        never at the first position of a row, which nothing predicts.
+        not at the first position of a row, which nothing predicts: it is that of a prompt.
       old_logp: float32, denominator of the importance ratio: the sampler's log-probs, or the trainer's
         own before the first update of a batch.   sampler_logp: float32, the sampler's.   advantage: float32.
       weight: float32, weight of the token in the loss, global denominator included.

@@ -22,7 +22,7 @@ from zeroplay_jax.learner import optimizer
 from zeroplay_jax.learner.batch import Batch
 from zeroplay_jax.learner.loss import LossConfig
 from zeroplay_jax.learner.means import with_blank_means, with_means, with_rollout_means
-from zeroplay_jax.learner.role_update import Layout, RoleUpdate, Trained
+from zeroplay_jax.learner.role_update import Layout, UpdatePrograms, Trained
 from zeroplay_jax.learner.weights_view import FrozenBase, WeightsView, copy_tree
 from zeroplay_jax.objectives import distillation
 from zeroplay_jax.objectives.types import Stats
@@ -152,7 +152,7 @@ class Learner(Trained):
         layout = self._layout(params)
         self._role_updates = {}
         for name, optimizer_name in names.items():
-            self._role_updates[name] = RoleUpdate(
+            self._role_updates[name] = UpdatePrograms(
                 layout,
                 loss_configs[name],
                 optimizer_name,

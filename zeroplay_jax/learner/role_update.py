@@ -74,7 +74,7 @@ class Layout:
     base: FrozenBase | None
 
 
-class RoleUpdate:
+class UpdatePrograms:
     """The programs of a role's update, jitted; each is compiled at its first call.
 
     Args:

@@ -456,7 +456,7 @@ class TrainedRole(Section):
     entropy_coef: NonNegativeFloat = 0.0
     """Entropy bonus coefficient."""
     minibatches: PositiveInt = 1
-    """Optimiser steps per batch; with 1 the ratio is 1."""
+    """Optimiser steps per batch; with 1 the ratio is 1, up to rounding."""
     old_logp: Literal['sampler', 'trainer'] = 'sampler'
     """Denominator of the ratio: log-probs of the sampler, or of the trainer before the update."""
     tis_cap: NonNegativeFloat = 0.0
