@@ -22,7 +22,7 @@ from zeroplay_jax.learner import optimizer
 from zeroplay_jax.learner.batch import Batch
 from zeroplay_jax.learner.loss import LossConfig
 from zeroplay_jax.learner.means import with_blank_means, with_means, with_rollout_means
-from zeroplay_jax.learner.role_update import Layout, UpdatePrograms, Trained
+from zeroplay_jax.learner.role_update import Layout, Trained, UpdatePrograms
 from zeroplay_jax.learner.weights_view import FrozenBase, WeightsView, copy_tree
 from zeroplay_jax.objectives import distillation
 from zeroplay_jax.objectives.types import Stats
