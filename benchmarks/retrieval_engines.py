@@ -155,13 +155,13 @@ def scann_engines(vectors: np.ndarray) -> Iterator[Engine]:
             MemoryCorpus(no_texts, no_texts),
             vectors,
             leaves=leaves,
-            overfetch=8,
             reorder='bfloat16',
         )
 
     def search_ours(index, leaves_searched, reordered):
-        # The grid changes private fields between searches; a user sets them when the index is opened.
-        index._leaves_searched, index._reordered = leaves_searched, reordered
+        # The grid changes between searches what is fixed for users, or set when the index is opened.
+        index._leaves_searched = leaves_searched
+        index_lib._OVERFETCH, index_lib._REORDERED = 8, reordered
         return lambda queries, k: index.search_vectors(queries, k)[0]
 
     def size_of_ours(index):

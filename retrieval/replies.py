@@ -27,7 +27,7 @@ _CODE = r'error|fail|failed|failure|loading|starting|unavailable|timeout|[45]\d\
 _REPORTS = {
     # There may be one for each query.
     'error': r'(?!(?:0|false|none|null|\{\}|)$).*',
-    'errors': r'(?!(?:0|false|none|null|\{\}|)$).*',
+    'errors': r'(?!(?:0|false|none|null|\{\}|\[\]|)$).*',
     'success': 'false',
     'timed_out': 'true|1',
     'status': _CODE,
@@ -129,7 +129,7 @@ def _passage_of(item: Any) -> Passage:
     # Without scores a server returns the documents themselves.
     document = row.get('document')
     if isinstance(document, Mapping):
-        row = {**row, **document}
+        row = {**row, **{name: value for name, value in document.items() if value is not None}}
     # Beside a text the document is a reference, such as an id.
     elif isinstance(document, str) and not any(row.get(name) for name in FIELD_NAMES['text']):
         row = {**row, 'contents': document}

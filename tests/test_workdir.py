@@ -94,16 +94,20 @@ def test_another_clone_resumes_a_run_from_a_built_in_checkpoint(tmp_path, monkey
     check(name)
     # As an earlier version stored it, in a clone that was moved since.
     check(f'/gone/{name}')
-    # In a clone that is still there.
-    other = make_clone(tmp_path / 'other')
-    check(f'{other}/mini/english/../english/base/')
-    # Another checkpoint is another run still.
+    # In a clone that is still there, with the same bytes; a README may change.
+    other = tmp_path / 'other' / name
+    shutil.copytree(kinds.ENGLISH_CHECKPOINT, other)
+    (other / 'README.md').write_text('changed')
+    check(f'{other.parent}/../english/base/')
+    # Another checkpoint is another run still, and so is a clone with files of its own.
     check(name)
     different = package / 'mini' / 'base'
     different.mkdir()
-    config.policy.path = str(different)
-    with pytest.raises(WorkdirError, match=r'policy\.path \(there'):
-        fields.check(workdir, config)
+    (other / 'generation_config.json').write_text('{}')
+    for path in (different, other):
+        config.policy.path = str(path)
+        with pytest.raises(WorkdirError, match=r'policy\.path \(there'):
+            fields.check(workdir, config)
 
 
 def make_snapshot(cache, revision):

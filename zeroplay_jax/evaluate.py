@@ -453,7 +453,7 @@ def _answer_set(
     outcome.raise_if_nothing_found(config, run.check_and_reset_failures())
     if context.judge is not None:
         context.judge.check_failure_rate(context.judge.stats)
-    if all(one.score is None for one in answered):
+    if context.model is not None and all(one.score is None for one in answered):
         raise UserError(
             f'{context.model}: no question of {name} had a reply; run the command again'
         )

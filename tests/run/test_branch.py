@@ -18,6 +18,7 @@ from zeroplay_jax.policy import adapters
 from zeroplay_jax.run import branch, run_folder
 from zeroplay_jax.run.loop import RunState, Saver
 from zeroplay_jax.run.run_folder import Place
+from zeroplay_jax.runtime import record
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.selfplay import recipe as recipes
 from zeroplay_jax.selfplay.recipe import recipe_class
@@ -109,19 +110,19 @@ def test_a_file_system_without_links_gets_copies(tmp_path, engine, monkeypatch):
 
 
 class SecondHost:
-    """The second process of two; `replies` are the values of the first one."""
+    """The second process of two; `first` is what the first one has linked."""
 
     index = 1
     is_first = False
 
-    def __init__(self, *replies):
-        self.replies = list(replies)
+    def __init__(self, *first):
+        self.first = list(first)
 
-    def run_on_all(self, call):
-        return call()
+    def run_on_all_and_gather(self, call):
+        return [self.first, call()]
 
     def run_on_first(self, call):
-        return self.replies.pop(0)
+        return self.first
 
 
 def test_each_host_reads_its_own_links_of_the_step_that_the_first_one_chose(tmp_path):
@@ -129,10 +130,20 @@ def test_each_host_reads_its_own_links_of_the_step_that_the_first_one_chose(tmp_
     old, new = tmp_path / 'old', Place(tmp_path / 'new', is_shared=False)
     # The other run has saved a step since.
     save(old, 6, 8)
-    with branch.found(SecondHost([str(old), 6, '/links/6', '']), new, str(old)) as source:
+    seal = record.digest((old / 'checkpoints' / '6' / 'checksums.sha256').read_text())
+
+    def find_as_second(step, content):
+        return branch.found(
+            SecondHost(str(old), step, f'/links/{step}', '', content), new, str(old)
+        )
+
+    with find_as_second(6, seal) as source:
         assert source[1:3] == (6, tmp_path / 'new' / '.from_1' / '6')
-    with pytest.raises(UserError, match='it has no checkpoint 4; the run goes on meanwhile'):
-        with branch.found(SecondHost([str(old), 4, '/links/4', '']), new, str(old)):
+    for step, content, line in (
+        (4, seal, 'it has no checkpoint 4; the run goes on meanwhile'),
+        (6, '0', 'the processes have different checkpoints'),
+    ):
+        with pytest.raises(UserError, match=line), find_as_second(step, content):
             pass
 
 

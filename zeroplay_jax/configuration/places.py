@@ -286,7 +286,8 @@ def elsewhere(config: ConfigDict) -> list[str]:
     """Returns the fields that have a name on the Hub or an address in a bucket."""
     names = []
     for name, value in leaves(config).items():
-        if downloads.is_address(value) or downloads.is_name(str(value)):
+        paths = _paths(name, value) if isinstance(value, str) else []
+        if any(downloads.is_address(path) or downloads.is_name(path) for path in paths):
             names.append(name)
     return names
 

@@ -380,9 +380,6 @@ class Checkpointer:
         """
         if jax.process_index() == 0 or not self.is_shared:
             self._check_space(states)
-        # The evaluation at the end of a shorter schedule, whose place a step of the longer one takes.
-        if step == self.latest():
-            self._manager.delete(step)
         # Orbax copies arrays at once, but serialises JSON later in its own thread.
         loop_copy = json.loads(json.dumps(dict(loop)))
         items = ocp.args.Composite(

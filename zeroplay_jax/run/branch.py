@@ -154,7 +154,7 @@ def found(hosts: Hosts, place: Place, other: str) -> Iterator[Source]:
       other: address or path of the other run (`run_folder.other_run`).
 
     Raises:
-      UserError: one line; `other` is no run with a whole checkpoint.
+      UserError: one line; `other` is no run with a whole checkpoint, or another one for some process.
     """
     # Copies of several processes may meet in one folder.
     links = place.workdir / f'{_LINKS}_{hosts.index}'
@@ -165,13 +165,21 @@ def found(hosts: Hosts, place: Place, other: str) -> Iterator[Source]:
 
     def link(step: int | None = None) -> list[Any]:
         workdir, number, folder, damage = _linked_checkpoint(other, links, step)
-        return [str(workdir), number, str(folder), damage]
+        seal = (folder / checkpoint.FILE_NAME).read_text(encoding='utf-8')
+        return [str(workdir), number, str(folder), damage, run_record.digest(seal)]
 
     try:
         chosen = hosts.run_on_first(link)
         if is_each:
-            chosen = hosts.run_on_all(lambda: chosen if hosts.is_first else link(chosen[1]))
-        workdir, step, folder, damage = chosen
+            linked = hosts.run_on_all_and_gather(
+                lambda: chosen if hosts.is_first else link(chosen[1])
+            )
+            chosen = linked[hosts.index]
+            if len({content for *_, content in linked}) > 1:
+                raise UserError(
+                    f'--from={other}: the processes have different checkpoints; give all the same run'
+                )
+        workdir, step, folder, damage, _ = chosen
         yield Source(pathlib.Path(workdir), step, pathlib.Path(folder), damage)
     finally:
         if is_each or hosts.is_first:
@@ -213,7 +221,11 @@ def check(source: Source, config: Config, inputs: Entries) -> None:
                 'same trained roles and the same config.weights'
             )
     workdir = _run_of(source.workdir)
-    recorded, stored = run_record.read(workdir), fields.read_stored_config(workdir)
+    recorded = run_record.read(workdir)
+    try:
+        stored = fields.read_stored_config(workdir)
+    except UserError as error:
+        raise UserError(f'--from={source.workdir}: {error}') from None
     if recorded is None or stored is None:
         return
     here, there = config.policy.adapters, stored.policy.adapters

@@ -346,7 +346,8 @@ class Saver:
         # The learners hold these arrays afterwards; a second reference would keep them in memory.
         self._engine.restore(device_state, stored['engine'])
         state = RunState.from_json(stored)
-        # The evaluation that ends a shorter schedule is no step of the longer one. It changes nothing but its results.
+        # The evaluation that ends a shorter schedule is no step of the longer one. It changes nothing but its results
+        # and what is best, which stays.
         last = str(state.cursor - 1)
         if last in state.evaluations and steps[int(last)].phase.name != 'evaluation':
             for results in (state.evaluations, state.rubrics, state.scores):
@@ -364,15 +365,21 @@ class Saver:
         if not self._config.best:
             return
         workdir, is_shared = self._place.workdir, self._place.is_shared
-        kept = remove_after(self._hosts, workdir / BEST_FOLDER, state.cursor, is_shared)
+        newest = self.checkpoints.latest() or 0
+        kept = remove_after(self._hosts, workdir / BEST_FOLDER, newest, is_shared)
         # A later one had replaced the best one of the steps before.
         if state.best and state.best['checkpoint'] not in kept:
             state.best = None
         self._best = Checkpointer(workdir, 1, BEST_FOLDER, is_shared)
 
     def save(self, next_number: int) -> None:
-        """Starts to save the state before step `next_number`."""
-        self._save(self.checkpoints, next_number)
+        """Starts to save the state before step `next_number`.
+
+        A checkpoint of this number is that of the end of a shorter schedule. It stays, and what follows is played again
+        from there if the run is killed before it saves the next one.
+        """
+        if self.checkpoints.latest() != next_number:
+            self._save(self.checkpoints, next_number)
         self.state.cursor = next_number
 
     def save_now(self, next_number: int) -> None:

@@ -194,14 +194,14 @@ def begin(
     identity = run_record.identity_of(config.to_dict(), changeable, current)
     recorded = run_record.read(workdir) or Record(run_record.plain_config(config.to_dict()))
     changes: dict[str, Any] = {'inputs': current, 'tools': tools, 'policies': policies}
+    # They may have become more.
+    recorded.config['schedule']['iterations'] = config.schedule.iterations
     if is_resumed:
         if SERVER in recorded.inputs and SERVER in current:
             _check_inputs(workdir, {SERVER: recorded.inputs[SERVER]}, {SERVER: current[SERVER]})
         _check_tools(workdir, recorded.tools, tools)
         newest = saved_steps(workdir / FOLDER)[-1]
         identity = run_record.identity_of_checkpoint(workdir / FOLDER / str(newest)) or identity
-        # They may have become more.
-        recorded.config['schedule']['iterations'] = config.schedule.iterations
     else:
         changes |= {'weights': weights, 'run': run_record.hash_of(identity)}
     run_record.write(workdir, dataclasses.replace(recorded, **changes))

@@ -73,11 +73,16 @@ def check_is_folder(workdir: str | pathlib.Path, allows_bucket: bool = False) ->
 
 def _check_place(workdir: pathlib.Path) -> None:
     """Raises WorkdirError if the folder is neither there nor can be created."""
-    existing = next(path for path in (workdir, *workdir.absolute().parents) if os.path.exists(path))
+    existing = next(
+        path for path in (workdir, *workdir.absolute().parents) if os.path.lexists(path)
+    )
     if existing == workdir and workdir.is_dir():
         return
     # Permissions do not tell that nothing can be created in /proc or on a read-only disk.
     try:
+        # A name may be too long.
+        with contextlib.suppress(FileNotFoundError):
+            os.lstat(workdir)
         tempfile.TemporaryDirectory(prefix='.', dir=existing).cleanup()
     except OSError as error:
         raise WorkdirError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import functools
 import json
 import os
 import sys
@@ -29,9 +28,8 @@ from zeroplay_jax.types import Json, UserError
 if TYPE_CHECKING:
     from zeroplay_jax.selfplay.context import RolloutContext
 
-# Section of the config → environment variable with the key of its server. No server gets the key of the other one: the
-# two may belong to different owners.
-_KEYS = {'judge': 'OPENAI_API_KEY', 'second_judge': 'SECOND_JUDGE_API_KEY'}
+# Environment variable with the key of the server.
+_KEY = 'OPENAI_API_KEY'
 # Header → environment variable with its value, for a server that gets OPENAI_API_KEY.
 _ACCOUNT = {'OpenAI-Organization': 'OPENAI_ORG_ID', 'OpenAI-Project': 'OPENAI_PROJECT_ID'}
 # Values of finish_reason of a whole reply, in lower case; some servers give none.
@@ -135,18 +133,15 @@ class ChatClient:
         return kind(f'status {status}, {advice}: {hide(reply.text)}')
 
 
-def endpoint_writer(config, templates: Mapping[str, Prompt], section: str = 'judge') -> Writer:
+def endpoint_writer(config, templates: Mapping[str, Prompt]) -> Writer:
     """Returns a writer whose replies come from an OpenAI-compatible server.
 
     Args:
       config: `config.judge`, or settings with the same fields.
       templates: prompts by name.
-      section: section of the config that the settings come from, 'judge' or 'second_judge'.
     """
-    names = {name: f'{section}.{name}' for name in ('request', 'model=')} | {
-        'tokens': 'judge.tokens'
-    }
-    client = ChatClient(config.url, config, names, _KEYS[section])
+    names = {name: f'judge.{name}' for name in ('request', 'model=', 'tokens')}
+    client = ChatClient(config.url, config, names, _KEY)
     # SCOPE's ablation varies the rubric writer and the grader separately; '' selects `config.model`.
     model_of_prompt = {RUBRICS_PROMPT: config.rubric_model, GRADE_PROMPT: config.grade_model}
 
@@ -160,9 +155,7 @@ def endpoint_writer(config, templates: Mapping[str, Prompt], section: str = 'jud
             tokens = config.grade_tokens
         model = model_of_prompt.get(prompt) or config.model
         body = request_fields(config.request, temperature, tokens)
-        return await client.complete(
-            model, chat, body, functools.partial(completion_text, section=section)
-        )
+        return await client.complete(model, chat, body, completion_text)
 
     return write
 
@@ -192,26 +185,25 @@ def request_fields(request: str, temperature: float, tokens: int) -> dict[str, A
     return {name: value for name, value in (fields | further).items() if value is not None}
 
 
-def completion_text(body: bytes, section: str = 'judge') -> str:
+def completion_text(body: bytes) -> str:
     """Returns the text of a chat completion.
 
     Args:
       body: of a reply with status 200.
-      section: section of the config, for advice.
 
     Raises:
       NoReply: the reply has none; names the reason.
     """
-    choice = completion(body, f'{section}.url')['choices'][0]
+    choice = completion(body, 'judge.url')['choices'][0]
     message = choice['message']
-    _check_ending(choice, section)
+    _check_ending(choice)
     if message.get('refusal'):
         raise NoReply(f'the model refused: {_json(message["refusal"])}', is_final=True)
     text = content_text(message)
     if not text.strip():
         reason = 'the reply has no text'
         if message.get('reasoning_content') or message.get('reasoning'):
-            reason = f'the reply has thoughts but no text; raise config.{section}.tokens'
+            reason = 'the reply has thoughts but no text; raise config.judge.tokens'
         raise NoReply(reason, is_final=isinstance(message.get('content'), str))
     return text
 
@@ -253,7 +245,7 @@ def completion(body: bytes, url: str) -> Json:
     return reply
 
 
-def _check_ending(choice: Mapping[str, Any], section: str) -> None:
+def _check_ending(choice: Mapping[str, Any]) -> None:
     """Raises NoReply unless a reply ended by itself."""
     ending = str(choice.get('finish_reason') or 'none')
     if ending.lower() in WHOLE:
@@ -304,26 +296,24 @@ _EXAMPLES: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-def check_judge(
-    context: RolloutContext, config, judgements: Sequence[str], section: str = 'judge'
-) -> None:
+def check_judge(context: RolloutContext, config, judgements: Sequence[str]) -> None:
     """Asks a server for one example of each judgement, before rollouts are played that it has no verdict for.
 
     Args:
       context: its scheduler runs the requests; its prompts are the judge's.
-      config, section: as of `endpoint_writer`.
+      config: as of `endpoint_writer`.
       judgements: names of `_EXAMPLES`.
 
     Raises:
       UserError: the server does not answer, or its replies have no verdict that can be read.
     """
-    probe = _Probe(endpoint_writer(config, context.prompts, section), config.rubrics)
-    server = f'config.{section}.url={config.url}'
+    probe = _Probe(endpoint_writer(config, context.prompts), config.rubrics)
+    server = f'config.judge.url={config.url}'
     for name in judgements:
         (verdict,) = context.scheduler.run([_example_verdict(probe, name, server)])
         if verdict is False:
             print(
-                f'warning: config.{section}: model {config.model} refuses what is right in an example ({name})',
+                f'warning: config.judge: model {config.model} refuses what is right in an example ({name})',
                 file=sys.stderr,
             )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import hashlib
 import math
 import os
@@ -292,8 +293,30 @@ def built_in_name(path: str) -> str:
     match = _IN_A_CLONE.fullmatch(os.path.normpath(path))
     if match is None:
         return path
-    # A record has the content, too, which another clone may have changed.
-    return match[1] if os.path.exists(PACKAGE.parent / match[1]) else path
+    local_path = PACKAGE.parent / match[1]
+    if not os.path.exists(local_path):
+        return path
+    # A clone that still exists may have changed its files.
+    if os.path.exists(path) and not _has_same_content(path, local_path):
+        return path
+    return match[1]
+
+
+def _has_same_content(path: str, local_path: pathlib.Path) -> bool:
+    """Returns whether two files, or two folders in the files that a run reads, have the same bytes."""
+    if os.path.samefile(path, local_path):
+        return True
+    if os.path.isfile(path) and local_path.is_file():
+        return filecmp.cmp(path, local_path, shallow=False)
+    if not (os.path.isdir(path) and local_path.is_dir()):
+        return False
+    names, local_names = (
+        sorted(filter(is_policy_file, os.listdir(folder))) for folder in (path, local_path)
+    )
+    if names != local_names:
+        return False
+    equal_names, _, _ = filecmp.cmpfiles(path, local_path, names, shallow=False)
+    return sorted(equal_names) == names
 
 
 def is_server(address: str) -> bool:

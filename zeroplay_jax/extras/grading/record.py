@@ -69,7 +69,7 @@ class Judgement(NamedTuple):
     """Names one judgement: which judge grades which answer by which rubric.
 
     Attributes:
-      judge: `graded.NamedJudge.key`.
+      judge: its name in the record (`graded._key`).
       task: id of the task.
       sample: number of the answer, from 0.
       rubric: number of the rubric, from 0.
