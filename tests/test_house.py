@@ -244,6 +244,13 @@ def test_no_part_is_larger_than_its_price(part):
     assert tokens > 0.99 * price['tokens'], f'{part}: lower its price to {tokens}'
 
 
+def test_a_file_is_one_idea():
+    """A banner between two parts of a file says that it is two files."""
+    folders = ('zeroplay_jax', 'retrieval', 'configs')
+    texts = {name(path): path.read_text(encoding='utf-8') for path in python_files(*folders)}
+    assert not [file for file, text in texts.items() if re.search('^# -{3,}', text, re.M)]
+
+
 def tracked():
     """The project's text files and their texts: what git tracks or would, else what lies in the folders."""
     command = 'git ls-files --cached --others --exclude-standard'
