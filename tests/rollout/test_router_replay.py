@@ -61,7 +61,7 @@ def gaps(policy, rollouts, replays=True, **changes):
     found = []
     for batch in batches:
         record = batch.experts if replays else None
-        arguments = (batch.tokens, batch.positions, batch.segment, 1.0, False, None, record)
+        arguments = (batch.tokens, batch.positions, batch.segment, 1.0, None, record)
         logp, _ = score(model, params, *arguments)
         found.append(np.abs(np.asarray(logp) - batch.old_logp)[batch.mask])
     found = np.concatenate(found)
