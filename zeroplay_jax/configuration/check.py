@@ -149,6 +149,7 @@ def _check_config(config: ConfigDict, target: Any, mistakes: list[str]) -> str:
             check_programs(on_machine)
         for entry in config.tools.names:
             with _noted(mistakes):
+                registry.check_name(entry)
                 if ':' in entry:
                     registry.imported(entry)
     if has_files and 'policy.path' not in in_buckets:

@@ -183,13 +183,15 @@ def _train(
             except Preempted:
                 # Only the rollouts of this step are lost: the state is that before it.
                 saver.save_now(step.number)
-                moment = f'before step {step.number} of {len(steps)}'
+                moment = f'before step {state.cursor} of {len(steps)}'
                 raise Preempted(f'stopped by SIGTERM, everything is saved {moment}') from None
             # Saving follows the log of its step, so its time is logged with the next one.
             played.metrics.update(cache.take_metrics() | {'seconds/save': saver.seconds})
             # All processes get the same alarms: the watched metrics are those of the whole step.
             alarms = watch.check(step, played.metrics)
-            stop = stop_after(config, engine, step, alarms)
+            # A stop waits for a step that can be saved.
+            can_stop = saver.can_save(step.number + 1)
+            stop = stop_after(config, engine, step, alarms) if can_stop else None
             for hook in hooks:
                 hook.after(played, alarms)
             raise_if_weights_are_lost(step, played.metrics, saver.checkpoints, state.cursor)
@@ -375,12 +377,15 @@ class Saver:
     def save(self, next_number: int) -> None:
         """Starts to save the state before step `next_number`.
 
-        A checkpoint of this number is that of the end of a shorter schedule. It stays, and what follows is played again
-        from there if the run is killed before it saves the next one.
+        Does nothing where that is not possible (`can_save`): a run that ends now plays the step before again.
         """
-        if self.checkpoints.latest() != next_number:
+        if self.can_save(next_number):
             self._save(self.checkpoints, next_number)
-        self.state.cursor = next_number
+            self.state.cursor = next_number
+
+    def can_save(self, next_number: int) -> bool:
+        """Returns whether no checkpoint has this number: that of the end of a shorter schedule stays."""
+        return self.checkpoints.latest() != next_number
 
     def save_now(self, next_number: int) -> None:
         """Saves the state before step `next_number`, unless it is saved already, and waits until it is on disk."""

@@ -23,7 +23,7 @@ from zeroplay_jax.retrieval.types import CannotOpen, RetrievalError
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.tools.base import Tool
 from zeroplay_jax.tools.search import OpenTool, SearchTool
-from zeroplay_jax.types import Json, UserError
+from zeroplay_jax.types import Json, UserError, first_line
 
 
 class DocumentSource(Protocol):
@@ -80,8 +80,7 @@ BUILT_IN: dict[str, Factory] = {
 
 def check_name(name: str) -> None:
     """Raises UserError for an entry of `config.tools.names` that is neither built in nor 'package.module:attribute'."""
-    # Only the form is checked and nothing is imported: a config may be checked on a machine where the package
-    # is not installed.
+    # Nothing is imported: a config may be checked for another machine.
     module, colon, attribute = name.partition(':')
     if name not in BUILT_IN and not (colon and module and attribute):
         raise UserError(
@@ -163,8 +162,9 @@ def imported(entry: str) -> Any:
     try:
         module = importlib.import_module(module_name)
         return getattr(module, attribute_name)
-    except (ImportError, AttributeError) as error:
+    # A module may raise anything while it is imported.
+    except Exception as error:
         raise UserError(
-            f'config.tools.names: {entry!r} cannot be imported ({error}); install its package or '
+            f'config.tools.names: {entry!r} cannot be imported ({first_line(error)}); install its package or '
             'correct the name'
         ) from None

@@ -115,7 +115,8 @@ def files_of(source: pathlib.Path) -> list[pathlib.Path]:
     """Returns the texts in a folder; of a single text itself."""
     if not source.is_dir():
         return [source]
-    return [path for path in visible_files(source) if path.suffix.lower() in _SUFFIXES]
+    texts = [path for path in visible_files(source) if path.suffix.lower() in _SUFFIXES]
+    return [path for path in texts if path.is_file()]
 
 
 def visible_files(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -136,7 +137,7 @@ def visible_files(folder: pathlib.Path) -> list[pathlib.Path]:
         links = [name for name in visible if os.path.islink(os.path.join(place, name))]
         folders[:] = [name for name in visible if name not in links] + links
         files = [pathlib.Path(place, name) for name in names if not name.startswith('.')]
-        # A link to nothing is no file, and is counted with those that cannot be read.
+        # A link to nothing is among them, so that it is counted.
         paths += [path for path in files if path.is_file() or not path.exists()]
     return sorted(paths)
 
