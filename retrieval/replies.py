@@ -129,7 +129,9 @@ def _passage_of(item: Any) -> Passage:
     # Without scores a server returns the documents themselves.
     document = row.get('document')
     if isinstance(document, Mapping):
-        row = {**row, **{name: value for name, value in document.items() if value is not None}}
+        # What is null inside does not hide what stands beside it.
+        missing = {name for name, value in document.items() if value is None and name in row}
+        row = {**row, **{name: document[name] for name in document if name not in missing}}
     # Beside a text the document is a reference, such as an id.
     elif isinstance(document, str) and not any(row.get(name) for name in FIELD_NAMES['text']):
         row = {**row, 'contents': document}
