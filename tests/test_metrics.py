@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from run_records import write_record
 
-from zeroplay_jax.runtime import log as curves
+from zeroplay_jax.runtime import log
 from zeroplay_jax.runtime.log import JsonLines, MetricsWriter
 from zeroplay_jax.types import UserError
 
@@ -90,7 +90,7 @@ def test_the_board_has_every_step_once_after_a_kill(tmp_path, user_reads):
 def test_a_service_that_fails_costs_its_curves_and_not_the_run(capsys, method, problem):
     service = mock.Mock()
     getattr(service, method).side_effect = ConnectionError('no route\nto the host')
-    writer = curves.GuardedWriter('wandb', service)
+    writer = log.GuardedWriter('wandb', service)
     for step in range(3):
         writer.write(step, {'x': 1.0})
     writer.close()
@@ -104,7 +104,7 @@ def test_a_service_that_cannot_be_opened_is_one_line(tmp_path, monkeypatch):
     def refuse(*_):
         raise RuntimeError('no key\nmore')
 
-    monkeypatch.setitem(curves._WRITERS, 'wandb', refuse)
+    monkeypatch.setitem(log._WRITERS, 'wandb', refuse)
     with pytest.raises(UserError, match=r'config.log.writers: wandb cannot be opened \(no key\)'):
         MetricsWriter(tmp_path, 0, ('wandb',))
 

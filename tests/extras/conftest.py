@@ -19,3 +19,18 @@ def remote(monkeypatch):
 def steps(tmp_path_factory):
     """A local folder with the checkpoints 2, 4 and 6, which tests link into their own."""
     return save_checkpoints(tmp_path_factory.mktemp('steps'))
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """The folder of local copies, one for each test."""
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+    return tmp_path / 'cache' / 'zeroplay_jax'
+
+
+@pytest.fixture
+def bucket(monkeypatch):
+    """The only bucket there is, in memory."""
+    memory = MemoryBucket()
+    monkeypatch.setattr('zeroplay_jax.extras.buckets.objects.open_bucket', lambda name: memory)
+    return memory

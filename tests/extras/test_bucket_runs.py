@@ -9,7 +9,6 @@ import socket
 
 import pytest
 from bucket_emulator import needs_emulator, run_emulator
-from memory_bucket import MemoryBucket
 from python_process import run_python
 from run_records import write_record
 
@@ -33,19 +32,7 @@ from zeroplay_jax.types import Preempted, UserError
 # The id of another run.
 OLD = '1' * 32
 ADDRESS = 'gs://bucket/runs/a'
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
-    return tmp_path / 'cache' / 'zeroplay_jax'
-
-
-@pytest.fixture
-def bucket(monkeypatch):
-    memory = MemoryBucket()
-    monkeypatch.setattr(objects, 'open_bucket', lambda name: memory)
-    return memory
+pytestmark = pytest.mark.usefixtures('cache')
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import sys
 import pytest
 from bucket_emulator import needs_emulator, run_emulator
 from host_processes import free_port
-from memory_bucket import MemoryBucket
 from refused_calls import refused
 from run_records import write_record
 
@@ -23,19 +22,7 @@ from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.settings.kinds import ConfigError
 
 ADDRESS = 'gs://bucket/runs/a'
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
-    return tmp_path / 'cache' / 'zeroplay_jax'
-
-
-@pytest.fixture
-def bucket(monkeypatch):
-    memory = MemoryBucket()
-    monkeypatch.setattr(objects, 'open_bucket', lambda name: memory)
-    return memory
+pytestmark = pytest.mark.usefixtures('cache')
 
 
 def test_a_folder_is_copied_once_and_again_where_it_changed(bucket, cache):

@@ -16,8 +16,9 @@ from zeroplay_jax.configuration.fields import frozen
 from zeroplay_jax.learner.checkpoint import Checkpointer, saved_steps
 from zeroplay_jax.policy import adapters
 from zeroplay_jax.run import branch, run_folder
-from zeroplay_jax.run.loop import RunState, Saver
+from zeroplay_jax.run.outcome import RunState
 from zeroplay_jax.run.run_folder import Place
+from zeroplay_jax.run.saver import Saver
 from zeroplay_jax.runtime import record
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.selfplay import recipe as recipes
@@ -227,6 +228,45 @@ def test_after_a_step_back_the_best_evaluation_is_saved_again(tmp_path):
     assert evaluated(6, 0.7, 2, best)[0] == [6]
     # The checkpoints of the run end at 4, so step 6 is another one now, and that of 2 is gone.
     assert evaluated(6, 0.4, 4, best) == ([6], best | {'value': 0.4, 'checkpoint': 6})
+
+
+def test_the_checkpoint_at_the_end_of_a_shorter_schedule_stays(tmp_path):
+    """A longer one goes on before the evaluation that ended it; a kill at any moment leaves something to go on from."""
+    solver, evaluation = Phase('solver', 1), Phase('evaluation', 1)
+    engine = types.SimpleNamespace(
+        device_state=lambda: {'w': jnp.ones(3)},
+        host_state=dict,
+        restore=lambda *_: None,
+        take_snapshots=lambda moment: None,
+    )
+    config = drzero.get_config('mini')
+    config.checkpoint.update(best='em/mean', keep=1)
+
+    def opened(phases):
+        saver = Saver(Hosts(), Place(tmp_path), frozen(config), engine)
+        restored = saver.restored([Step(phase, 0, i) for i, phase in enumerate(phases)])
+        saver.begin(restored or RunState({}, evaluations={'1': {}}))
+        return saver
+
+    def saved(folder):
+        return saved_steps(tmp_path / folder)
+
+    shorter = opened([solver, evaluation])
+    with shorter.saved_on_error():
+        shorter.after(Step(evaluation, 0, 1), {'em/mean': 0.5}, is_last=True)
+    shorter.checkpoints.close()
+    seal = tmp_path / 'checkpoints' / '2' / 'checksums.sha256'
+    text = seal.read_text()
+    longer = opened([solver, solver, solver, evaluation])
+    assert longer.state.cursor == 1 and longer.state.evaluations == {}
+    # The step in the evaluation's place is saved with the next one, and what is best stays.
+    assert not longer.can_save(2)
+    longer.save_now(2)
+    assert longer.state.cursor == 1 and seal.read_text() == text
+    assert saved('best') == [2] and longer.state.best['checkpoint'] == 2
+    longer.save_now(3)
+    assert longer.state.cursor == 3 and saved('checkpoints') == [3]
+    longer.checkpoints.close()
 
 
 def test_a_text_that_happens_to_name_a_file_is_no_input(tmp_path, monkeypatch):

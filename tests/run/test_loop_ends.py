@@ -8,8 +8,9 @@ import pytest
 
 from zeroplay_jax.configs import quickstart
 from zeroplay_jax.run import hooks, loop, run_folder
+from zeroplay_jax.run import saver as saving
 from zeroplay_jax.run.hooks import Log
-from zeroplay_jax.run.loop import Played, RunState, Saver
+from zeroplay_jax.run.outcome import Played, RunState
 from zeroplay_jax.run.run_folder import Place
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.runtime.log import MetricsWriter
@@ -38,7 +39,7 @@ def train(tmp_path, monkeypatch):
     config.log.writers = ()
     checkpoints = mock.Mock()
     checkpoints.saved_on_error = contextlib.nullcontext
-    monkeypatch.setattr(loop, 'Checkpointer', lambda *_, **__: checkpoints)
+    monkeypatch.setattr(saving, 'Checkpointer', lambda *_, **__: checkpoints)
     upload = mock.Mock()
     state = RunState({})
 
@@ -57,7 +58,7 @@ def train(tmp_path, monkeypatch):
         cache.take_metrics.return_value = {}
         engine.host_state.return_value = {}
         place = Place(tmp_path, after_step=upload)
-        saver = Saver(Hosts(), place, config, engine)
+        saver = saving.Saver(Hosts(), place, config, engine)
         saver.begin(state)
         loop._train(place, context, engine, saver, cache, steps, state)
 

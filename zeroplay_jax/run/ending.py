@@ -16,11 +16,7 @@ from zeroplay_jax.retrieval import json_text, progress
 from zeroplay_jax.run import run_folder
 from zeroplay_jax.run.build import RunContext
 from zeroplay_jax.run.outcome import RunState, current_stop, learning_summary
-from zeroplay_jax.run.policies import (
-    fingerprints,
-    merged_folder,
-    write_policy,
-)
+from zeroplay_jax.run.policies import fingerprints, merged_folder, write_policy
 from zeroplay_jax.runtime import disk
 from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.selfplay.engine import Engine
