@@ -26,7 +26,7 @@ TEST := $(RUN) -m pytest -q
 JOBS = $$($(RUN) -c 'import os; print(min(4, os.cpu_count() + 1))')
 
 .DEFAULT_GOAL := help
-.PHONY: help check quickstart test test-long lint bench release docs clean
+.PHONY: help check quickstart test results test-long lint bench release docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s%s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -57,9 +57,13 @@ else
 	  --encoder '$(ENCODER)' --seed '$(SEED)' $(ARGS)
 endif
 
-test: .venv/ready-test .venv/tpu-compiler ## all tests except the long ones, in up to four processes
+test: .venv/ready-test .venv/tpu-compiler ## all tests except those of the next two targets, in up to four processes
 	@echo '== tests'
-	@$(TEST) -m 'not long' -n $(JOBS) --dist loadfile --no-loadscope-reorder
+	@$(TEST) -m 'not long and not results' -n $(JOBS) --dist loadfile --no-loadscope-reorder
+
+results: .venv/ready-test .venv/tpu-compiler ## the tests of benchmarks, stored figures and makers of policies
+	@echo '== benchmarks, stored figures, makers of policies'
+	@$(TEST) -m 'not long and results' -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 test-long: .venv/ready-test ## the tests that take minutes
 	@echo '== long tests'

@@ -36,8 +36,10 @@ from .types import Index as Index
 
 # Largest error of a float32 dot product of unit vectors, up to D ≈ 1,600 (rounding bound D·2⁻²⁴).
 _MARGIN = 1e-4
-# Queries that are scored in one device call; fewer are padded to a power of two.
+# Queries that are scored in one device call, padded to a power of two.
 _QUERIES_PER_CALL = 64
+# Least number that they are padded to.
+_FEWEST_QUERIES = 16
 # Candidates beyond k that the devices return; a query with more passages that nearly tie with its k-th needs a scan.
 _SPARE_CANDIDATES = 16
 # Queries whose candidates are scored together: their vectors fit into a core's cache.
@@ -177,12 +179,13 @@ class ExactIndex:
         """
         if self._matrix is None:
             self._matrix = _on_devices(self._vectors)
-        # Rounded up to a power of two, like the number of queries, so that few programs are compiled.
+        # Rounded up to a power of two, as the number of queries (`_FEWEST_QUERIES`), so that few programs are compiled.
         count = min(_next_power_of_two(k + _SPARE_CANDIDATES), len(self))
         candidates = []
         for start in range(0, len(vectors), _QUERIES_PER_CALL):
             chunk = vectors[start : start + _QUERIES_PER_CALL]
-            padded = np.zeros((_next_power_of_two(len(chunk)), vectors.shape[1]), np.float32)
+            rows_padded = _next_power_of_two(max(len(chunk), _FEWEST_QUERIES))
+            padded = np.zeros((rows_padded, vectors.shape[1]), np.float32)
             padded[: len(chunk)] = chunk
             device_scores, device_rows = _nearest(self._matrix, padded, count, len(self))
             rough_scores = np.asarray(device_scores)

@@ -1,14 +1,13 @@
-"""Tests run on eight virtual CPU devices; smaller meshes are subsets. What is compiled is kept for the session."""
+"""Tests run on eight virtual CPU devices; smaller meshes are subsets."""
 
-import atexit
 import contextlib
 import gc
 import math
 import os
-import shutil
 import sys
-import tempfile
 
+import kept_programs
+import psutil
 import pytest
 from python_process import FLAGS
 
@@ -18,12 +17,12 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 if 'xla_force_host_platform_device_count' not in os.environ.get('XLA_FLAGS', ''):
     flags = ('--xla_force_host_platform_device_count=8', FLAGS)
     os.environ['XLA_FLAGS'] = ' '.join([os.environ.get('XLA_FLAGS', ''), *flags])
-if (
-    'JAX_COMPILATION_CACHE_DIR' not in os.environ
-):  # set for the workers of this session and the commands they start
-    os.environ['JAX_COMPILATION_CACHE_DIR'] = tempfile.mkdtemp(prefix='programs.')
+# Set for the workers of this session and the commands they start.
+if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
+    os.environ['JAX_COMPILATION_CACHE_DIR'] = kept_programs.begin_session()
     os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
-    atexit.register(shutil.rmtree, os.environ['JAX_COMPILATION_CACHE_DIR'], ignore_errors=True)
+
+MOST_MEMORY = 3 << 30  # bytes of one test process
 
 # With --no-loadscope-reorder these files begin first, so that the test processes end at about the same time.
 SLOW_FILES = """
@@ -57,11 +56,11 @@ def no_lines_about_progress():
 
 
 @pytest.fixture(scope='module', autouse=True)
-def programs_are_dropped_after_a_module():
-    """Programs of one module are rarely those of another; thousands of them take gigabytes and slow down the rest."""
+def programs_are_dropped_where_they_take_much_memory():
+    """Modules share programs; thousands of them take gigabytes and slow down the rest."""
     yield
     jax = sys.modules.get('jax')
-    if jax is not None:
+    if jax is not None and psutil.Process().memory_info().rss > MOST_MEMORY:
         jax.clear_caches()
         gc.collect()
 

@@ -11,6 +11,8 @@ from benchmarks.machines import aot, programs
 from benchmarks.machines.aot import SLOTS, AdapterCase
 from benchmarks.machines.programs import Compiled, Machine
 
+pytestmark = pytest.mark.results
+
 ROOT = pathlib.Path(__file__).parents[1]
 RANK, LAYERS = 4, 2
 # Per layer of Qwen2.5-7B: inputs and outputs of q, k, v, o, gate, up and down.

@@ -26,6 +26,8 @@ from zeroplay_jax.mini.world import World
 from zeroplay_jax.policy import transformer
 from zeroplay_jax.types import UserError
 
+pytestmark = pytest.mark.results
+
 ROOT = pathlib.Path(__file__).parent.parent
 PEERS = pathlib.Path(workload.__file__).parent
 

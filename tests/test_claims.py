@@ -15,6 +15,8 @@ from zeroplay_jax.configs import ablations
 from zeroplay_jax.configuration import fields, rules
 from zeroplay_jax.run import loop
 
+pytestmark = pytest.mark.results
+
 HISTORY = tomllib.loads(claims_runs.REGISTRATION.read_text())['history']
 (THE_FILTER,) = [claim for claim in claims.CLAIMS if claim.text == 'the filter helps']
 

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+pytestmark = pytest.mark.results
+
 ROOT = pathlib.Path(__file__).parents[1]
 RESULTS = ROOT / 'benchmarks' / 'results'
 REGISTRATION = tomllib.loads((ROOT / 'benchmarks' / 'claims.toml').read_text())

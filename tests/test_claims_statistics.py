@@ -8,6 +8,8 @@ from refused_calls import check_table
 from benchmarks import claims_runs
 from benchmarks import claims_statistics as statistics
 
+pytestmark = pytest.mark.results
+
 # ---- measures ----
 
 

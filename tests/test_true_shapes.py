@@ -1,6 +1,10 @@
 """benchmarks.machines.true_shapes: where its seconds and bytes are counted. No run of its size."""
 
+import pytest
+
 from benchmarks.machines import true_shapes
+
+pytestmark = pytest.mark.results
 
 
 def test_stages_are_cut_by_the_log_and_memory_counts_from_the_weights_on():

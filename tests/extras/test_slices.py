@@ -13,6 +13,8 @@ from benchmarks.machines.engines import Device, Engine, Episode, Group, Tools
 from benchmarks.machines.workload import Part, Workload
 from zeroplay_jax.extras.plan.planning import SHAPES
 
+pytestmark = pytest.mark.results
+
 SMALL = Workload(groups=8, samples=3)
 SETTINGS = {
     'slots': Settings(slots=7, context=4096),

@@ -18,6 +18,8 @@ from zeroplay_jax.policy import hf, transformer
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.types import POLICY
 
+pytestmark = pytest.mark.results
+
 TINY = Stage('tiny', steps=12, rows=4, tokens=128, shares={'passage': 1.0})
 
 

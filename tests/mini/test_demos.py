@@ -10,6 +10,8 @@ from tools.checkpoints.demo import render
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.types import ENV, POLICY, PROMPT
 
+pytestmark = pytest.mark.results
+
 CLEAN = demos.ErrorRates()
 
 

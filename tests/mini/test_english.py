@@ -6,6 +6,8 @@ import json
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.results
+
 pytest.importorskip('zeroplay_jax.extras.inputs')
 # ruff: noqa: E402
 from demo_parts import said, shown, tag

@@ -18,6 +18,8 @@ from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.run import build
 from zeroplay_jax.selfplay.judge import RuleJudge
 
+pytestmark = pytest.mark.results
+
 
 @pytest.fixture(scope='module')
 def library():

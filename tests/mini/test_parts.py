@@ -9,6 +9,8 @@ from tools.checkpoints import demo, library, parts
 from tools.checkpoints.demos import ErrorRates
 from zeroplay_jax.types import ENV, POLICY, PROMPT
 
+pytestmark = pytest.mark.results
+
 COUNT = 80
 ROLES = sorted(set(parts.ROLES) & set(demo.FORMS))
 PARTS = sorted(set(parts.ROLES) & set(demo.EXERCISES))

@@ -4,6 +4,8 @@ import transformers
 from tools.checkpoints import tokenizer as tokenizer_lib
 from zeroplay_jax.mini import world
 
+pytestmark = pytest.mark.results
+
 
 @pytest.fixture(scope='module')
 def tokenizer():

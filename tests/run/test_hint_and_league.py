@@ -14,7 +14,8 @@ def make_config(example):
     return example_runs.make_config(example, *roles)
 
 
-@pytest.fixture(scope='module', params=['hint', 'league'])
+# Snapshots of weights: selfplay/test_league.py plays them with every test.
+@pytest.fixture(scope='module', params=['hint', pytest.param('league', marks=pytest.mark.long)])
 def whole(request, tmp_path_factory):
     workdir = tmp_path_factory.mktemp(request.param) / 'whole'
     loop.run(make_config(request.param), workdir)

@@ -22,6 +22,8 @@ def solver_rows(workdir):
     return [row for row in lines(workdir, 'trajectories.jsonl') if row['phase'] == 'solver']
 
 
+# test_hosts.py plays advantages per turn with every test.
+@pytest.mark.long
 def test_turns_are_logged_with_reward_and_advantage(whole):
     rows = solver_rows(whole)
     assert len({row['step'] for row in rows}) == 3

@@ -68,7 +68,7 @@ def test_the_value_network_is_no_policy(whole):
     assert [path.name for path in (whole / 'policy').iterdir()] == ['solver']
 
 
-@pytest.mark.parametrize('has_value_network', [True, False])
+@pytest.mark.parametrize('has_value_network', [True, pytest.param(False, marks=pytest.mark.long)])
 def test_another_run_goes_on_with_the_value_network_if_there_is_one(
     whole, tmp_path, monkeypatch, has_value_network
 ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,21 +22,23 @@ def make(role: Any, of_adapters: bool = False) -> optax.GradientTransformation:
       role: `config.<role>`.
       of_adapters: whether it trains adapters, which do not decay: smaller A and B pull the policy to the base.
     """
-    learning_rate = role.learning_rate
-    if role.warmup_steps:
+    weight_decay = 0.0 if of_adapters else role.weight_decay
+    return _make(role.learning_rate, role.warmup_steps, role.clip_norm, weight_decay)
+
+
+@functools.lru_cache
+def _make(
+    learning_rate: float, warmup_steps: int, clip_norm: float, weight_decay: float
+) -> optax.GradientTransformation:
+    """As `make`; equal settings give the same object, so that roles share the program of an optimiser step."""
+    rate: optax.ScalarOrSchedule = learning_rate
+    if warmup_steps:
         # The first of n warm-up steps has rate/n, not 0, and step n has the full rate.
-        first_rate = learning_rate / role.warmup_steps
-        num_transitions = max(role.warmup_steps - 1, 1)
-        learning_rate = optax.linear_schedule(first_rate, learning_rate, num_transitions)
-    adamw = optax.adamw(
-        learning_rate,
-        b1=0.9,
-        b2=0.999,
-        weight_decay=0.0 if of_adapters else role.weight_decay,
-        mask=matrices,
-    )
+        first_rate = learning_rate / warmup_steps
+        rate = optax.linear_schedule(first_rate, learning_rate, max(warmup_steps - 1, 1))
+    adamw = optax.adamw(rate, b1=0.9, b2=0.999, weight_decay=weight_decay, mask=matrices)
     # Clipping comes before AdamW, so that one large gradient does not enter its moments.
-    return optax.chain(optax.clip_by_global_norm(role.clip_norm), adamw)
+    return optax.chain(optax.clip_by_global_norm(clip_norm), adamw)
 
 
 def make_all(

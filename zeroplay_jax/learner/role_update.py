@@ -113,41 +113,59 @@ class UpdatePrograms:
         base_shardings = None if layout.base is None else layout.base.shardings
         teacher = layout.teacher if config.distills else None
         teacher_shardings = weights if config.distills else None
-        # The names of the statistics depend on the loss, so it is traced once to get them.
-        _, stats = jax.eval_shape(
-            functools.partial(loss, layout.model, config),
-            layout.weights,
-            blank_batch,
-            blank_batch.old_logp,
-            teacher,
-            jnp.float32(0),
-            base,
-        )
-
-        def make_score(read_shardings):
-            return jax.jit(
-                functools.partial(score, layout.model, config.temperature),
-                in_shardings=(read_shardings, rows, base_shardings),
-                out_shardings=rows,
-            )
-
+        read_shapes = _shapes((layout.weights, blank_batch, teacher, base))
+        stats = _statistic_shapes(layout.model, config, *read_shapes)
         accumulators = (layout.param_shardings, replicated)
         arguments = (weights, *accumulators, rows, rows, teacher_shardings, replicated)
-        leaves, treedef = jax.tree.flatten(((*arguments, base_shardings), accumulators))
         self.zero_gradients = zeros_program((layout.params, stats), accumulators)
         self.accumulate = _accumulate_program(
             layout.model,
             config,
-            treedef,
-            tuple(leaves),
-            _shapes((layout.params, layout.weights, teacher, base)),
-            _shapes(blank_batch),
+            (*arguments, base_shardings),
+            accumulators,
+            (layout.params, *read_shapes),
         )
         self.apply = apply_program(transform, layout.param_shardings, opt_shardings, replicated)
-        self.score = make_score(weights)
-        self.score_reference = make_score({} if base is not None else weights)
+        score_settings = (layout.model, config.temperature)
+        self.score = _score_program(*score_settings, weights, rows, base_shardings)
+        reference = weights if base is None else {}
+        self.score_reference = _score_program(*score_settings, reference, rows, base_shardings)
 
 
+def _shapes(tree):
+    """Returns the tree with the shapes and dtypes of its arrays."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
+
+
+def shared(make):
+    """Decorates a function of trees: calls with equal leaves return the same object.
+
+    A program of jit is traced and compiled once where two roles, or two learners of one process, ask for it.
+    """
+
+    @functools.lru_cache
+    def made(leaves, treedef):
+        return make(*jax.tree.unflatten(treedef, leaves))
+
+    @functools.wraps(make)
+    def shared_make(*trees):
+        leaves, treedef = jax.tree.flatten(trees)
+        return made(tuple(leaves), treedef)
+
+    return shared_make
+
+
+@shared
+def _statistic_shapes(model, config, weights, batch, teacher, base):
+    """Returns the shapes of the statistics of a loss: their names depend on it, so it is traced once to get them."""
+    loss_of = functools.partial(loss, model, config)
+    _, stats = jax.eval_shape(
+        loss_of, weights, batch, batch.old_logp, teacher, jnp.float32(0), base
+    )
+    return stats
+
+
+@shared
 def zeros_program(shapes, shardings):
     """Returns the program () → zeros of these shapes, which creates them on the devices."""
 
@@ -157,6 +175,7 @@ def zeros_program(shapes, shardings):
     return jax.jit(make_zeros, out_shardings=shardings)
 
 
+@shared
 def apply_program(transform, param_shardings, opt_shardings, replicated):
     """Returns the program of `apply_gradients`, which donates parameters and optimiser state."""
     return jax.jit(
@@ -166,26 +185,25 @@ def apply_program(transform, param_shardings, opt_shardings, replicated):
     )
 
 
-def _shapes(tree) -> tuple:
-    """Returns shapes and dtypes of the arrays of a tree."""
-    return tuple((leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(tree))
-
-
-@functools.lru_cache
-def _accumulate_program(model, config, treedef, leaves, weight_shapes, batch_shapes):
-    """Returns the program `accumulate`, one for all roles with the same loss.
-
-    It is by far the largest program of a role, so that two roles compile it once. The shardings of its arguments and
-    results are passed as leaves and their tree, because a tree cannot be hashed. Other shapes get a program of their
-    own, so that each is compiled once.
-    """
-    in_shardings, out_shardings = jax.tree.unflatten(treedef, leaves)
+@shared
+def _accumulate_program(model, config, in_shardings, out_shardings, shapes):
+    """Returns the program `accumulate`; other shapes get a program of their own, so that each is compiled once."""
     return jax.jit(
         functools.partial(_accumulate, model, config),
         # Accumulators are updated in place; parameters stay for the next micro-batch.
         donate_argnums=(1, 2),
         in_shardings=in_shardings,
         out_shardings=out_shardings,
+    )
+
+
+@shared
+def _score_program(model, temperature, read_shardings, rows, base_shardings):
+    """Returns the program `score`."""
+    return jax.jit(
+        functools.partial(score, model, temperature),
+        in_shardings=(read_shardings, rows, base_shardings),
+        out_shardings=rows,
     )
 
 

@@ -1,0 +1,54 @@
+"""Compiled programs of earlier sessions of tests, in .venv/programs: a second session compiles little.
+
+JAX writes a program in place, so that a test which kills a process may leave half of one. A session therefore has a
+folder of its own, and at its end whole programs alone are kept.
+"""
+
+import atexit
+import os
+import pathlib
+import shutil
+import tempfile
+
+KEPT = pathlib.Path(__file__).parents[1] / '.venv' / 'programs'
+# Beyond it the folder begins anew: programs of earlier commits are never asked for.
+MOST_BYTES = 2 << 30
+
+
+def begin_session():
+    """The folder of this session's programs, with those that were kept."""
+    folder = pathlib.Path(tempfile.mkdtemp(prefix='programs.'))
+    for path in KEPT.glob('*-cache'):
+        shutil.copyfile(path, folder / path.name)
+    atexit.register(end_session, folder, os.getpid())
+    return str(folder)
+
+
+def end_session(folder, owner):
+    """Keeps what a session has compiled, and removes its folder."""
+    # A fork of the process that began the session ends as well.
+    if os.getpid() != owner:
+        return
+    if KEPT.parent.is_dir():
+        keep(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def keep(folder):
+    if sum(path.stat().st_size for path in KEPT.glob('*')) > MOST_BYTES:
+        shutil.rmtree(KEPT, ignore_errors=True)
+    KEPT.mkdir(exist_ok=True)
+    for path in folder.glob('*-cache'):
+        if not (KEPT / path.name).exists() and is_whole(path):
+            # A session that is killed here leaves no half of a program under a name that is asked for.
+            shutil.copyfile(path, KEPT / f'{path.name}.new')
+            os.replace(KEPT / f'{path.name}.new', KEPT / path.name)
+
+
+def is_whole(path):
+    from jax._src.compilation_cache import decompress_executable
+
+    try:
+        return bool(decompress_executable(path.read_bytes()))
+    except Exception:  # of whichever library has compressed it
+        return False
