@@ -127,6 +127,8 @@ def main(argv: list[str]) -> None:
     """Checks the command, then evaluates."""
     config = command_line.load(_CONFIG.value, argv[1:])
     changed = command_line.changed_fields(argv[1:])
+    # Before anything is downloaded; again when --protocol has set what was not given.
+    _refuse_flags(config)
     # Only the questions of --sets or of the evaluation are asked: other files of the config need not exist.
     unread = ('inputs.', 'eval.') if _SETS.value else ('inputs.',)
     for name, _ in fields.input_paths(config):
@@ -202,8 +204,7 @@ def _put(config: ConfigDict, changed: Collection[str], field: str, value: object
 
 def _check_flags(config: Config) -> None:
     """Raises UserError for missing files and for settings that an evaluation does not support."""
-    for problem in _problems(config):
-        raise UserError(problem)
+    _refuse_flags(config)
     if _WORKDIR.value:
         check_is_folder(_WORKDIR.value)
     try:
@@ -220,7 +221,12 @@ def _check_flags(config: Config) -> None:
             (files.open_tasks if is_open else files.questions)(path)
 
 
-def _problems(config: Config) -> Iterator[str]:
+def _refuse_flags(config: Any) -> None:
+    for problem in _problems(config):
+        raise UserError(problem)
+
+
+def _problems(config: Any) -> Iterator[str]:
     """Yields a line for every flag that has no meaning beside the others."""
     sets, metric, out, workdir = _SETS.value, _METRIC.value, _OUT.value, _WORKDIR.value
     if out.startswith('gs:/'):
