@@ -27,7 +27,7 @@ def has_left(path):
 
 def skip(report, path):
     """A report of pytest, which becomes that of a skip where a removed extra is missing."""
-    if report.failed and says_so(str(report.longrepr)):
+    if report.failed and says_so(f'{report.longrepr}{report.capstderr}'):
         report.outcome = 'skipped'
         report.longrepr = (str(path), 0, f'Skipped: {", ".join(REMOVED)} was removed')
     return report
