@@ -12,10 +12,11 @@ def listed(*arguments):
 
 
 def copy_project(folder):
-    """Copies what git tracks, or would, into a folder; returns it."""
+    """Copies what git tracks, or would, into a folder, and links the environment; returns the folder."""
     for name in listed('-co', '--exclude-standard'):
         # A deleted file is still listed.
         if (ROOT / name).is_file() or (ROOT / name).is_symlink():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)
+    (folder / '.venv').symlink_to(ROOT / '.venv')
     return folder

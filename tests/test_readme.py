@@ -123,7 +123,6 @@ def project(tmp_path_factory):
     if not (ROOT / '.venv').is_dir():
         pytest.skip('the commands of the README want .venv, which `make test` makes')
     copy = copy_project(tmp_path_factory.mktemp('readme') / 'zeroplay')
-    (copy / '.venv').symlink_to(ROOT / '.venv')
     # The page about corpora names the fields of a file like this one.
     row = {'key': 'a', 'heading': 'Otters', 'paragraph': 'An otter sleeps on its back.'}
     (copy / 'passages.jsonl').write_text(json.dumps(row) + '\n')
