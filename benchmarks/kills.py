@@ -38,7 +38,6 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from benchmarks.command import cpu_environment, free_port, parser, read_lines
-from zeroplay_jax.extras.buckets.workdir import RemoteWorkdir
 from zeroplay_jax.learner.checkpoint import saved_steps, stored_tree
 from zeroplay_jax.runtime.workdir import local_run
 
@@ -149,6 +148,9 @@ class BucketRun(Run):
 
     def checkpoint(self) -> int:
         """Returns the number of the newest step in the bucket; 0 without one."""
+        # Here: the other runs need no extra.
+        from zeroplay_jax.extras.buckets.workdir import RemoteWorkdir
+
         return max(RemoteWorkdir.open(self.address).manifests(), default=0)
 
 

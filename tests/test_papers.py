@@ -85,7 +85,7 @@ def test_commands_of_the_page_have_the_flags_of_commands_that_are_run_here():
     assert modules == {'extras.figures', 'extras.evolution', 'evaluate', 'compare'}
     for module, words in calls:
         run = set(re.findall(r'--(\w+)', ' '.join(commands_of(module))))
-        # `evaluate` gets --out from the test below, and extras/test_figures.py draws figures.
+        # `evaluate` gets --out from the test below, and tests/extras/figures draws figures.
         assert set(re.findall(r'--(\w+)', words)) <= run | {'out'}, module
 
 

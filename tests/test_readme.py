@@ -5,8 +5,6 @@ import os
 import pathlib
 import re
 import shlex
-import shutil
-import subprocess
 import sys
 import tomllib
 import urllib.request
@@ -14,9 +12,9 @@ import urllib.request
 import pytest
 from host_processes import free_port
 from launch_cases import planned
+from project_copy import copy_project, listed
 from python_process import (
     FAST,
-    PIPES,
     ROOT,
     config_flags,
     run_python,
@@ -84,7 +82,7 @@ SMALL = {
         'e5-base-v2', f"'{encoder()}'"
     ),
 }
-# Commands with an address in a bucket, wherever it stands: tests/extras/test_buckets.py plays them at an emulator.
+# Commands with an address in a bucket, wherever it stands: tests/extras/buckets plays them at an emulator.
 ADDRESS = 'gs://'
 
 
@@ -119,22 +117,12 @@ def runnable(page):
     return [c for c in commands(page) if ADDRESS not in c and not c.startswith(known)]
 
 
-def listed(*arguments):
-    """Names of files of the project."""
-    return subprocess.run(['git', 'ls-files', *arguments], cwd=ROOT, **PIPES).stdout.splitlines()
-
-
 @pytest.fixture(scope='module')
 def project(tmp_path_factory):
     """A copy of what git tracks, and the environment that is there."""
     if not (ROOT / '.venv').is_dir():
         pytest.skip('the commands of the README want .venv, which `make test` makes')
-    copy = tmp_path_factory.mktemp('readme') / 'zeroplay'
-    for name in listed('-co', '--exclude-standard'):
-        if (ROOT / name).is_file() or (ROOT / name).is_symlink():
-            (copy / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, copy / name, follow_symlinks=False)
-    (copy / '.venv').symlink_to(ROOT / '.venv')
+    copy = copy_project(tmp_path_factory.mktemp('readme') / 'zeroplay')
     # The page about corpora names the fields of a file like this one.
     row = {'key': 'a', 'heading': 'Otters', 'paragraph': 'An otter sleeps on its back.'}
     (copy / 'passages.jsonl').write_text(json.dumps(row) + '\n')

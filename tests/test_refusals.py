@@ -15,6 +15,7 @@ import warnings
 
 from forked_commands import load_libraries, run_in_fork
 from python_process import ROOT, run_python
+from removed_extras import with_rows_of
 
 TABLE = ROOT / 'tests' / 'refusals.txt'
 PROMPT = '$ '
@@ -36,8 +37,10 @@ def table():
 
 
 def test_every_wrong_call_has_the_answer_of_the_table_and_writes_nothing():
-    expected = TABLE.read_text(encoding='utf-8').splitlines()
-    changes = list(difflib.unified_diff(expected, table().splitlines(), lineterm=''))
+    expected = TABLE.read_text(encoding='utf-8')
+    written = with_rows_of(expected, table())
+    lines = expected.splitlines(), written.splitlines()
+    changes = list(difflib.unified_diff(*lines, lineterm=''))
     remedy = 'python tests/test_refusals.py writes refusals.txt again'
     assert not changes, '\n'.join([remedy, *changes])
 

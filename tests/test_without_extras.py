@@ -1,9 +1,13 @@
-"""The core without any extra: every module loads, and what needs one says so in one line."""
+"""The project without extras, removed as docs/reading.md says: what needs one says so in one line, the rest works."""
 
 import shutil
 
 import pytest
-from python_process import ROOT, run_python
+import removed_extras
+from project_copy import copy_project
+from python_process import run_python
+
+from zeroplay_jax.extras import EXTRAS
 
 LOADS_ALL = """
 import importlib, pathlib
@@ -13,28 +17,34 @@ for path in sorted(pathlib.Path('zeroplay_jax').rglob('*.py')):
     if not name.endswith(('__main__', '.main')):
         importlib.import_module(name)
 """
+# What a removed extra can break: rules and tables about all files, commands and pages.
+WIDE = """
+    test_house.py test_docs.py test_refusals.py test_first_minutes.py test_commands.py test_workdir.py test_launch.py
+    test_check.py test_config_values.py test_ask_settings.py test_registry.py test_packaged_paths.py
+""".split()
+
+
+def project_without(extras, folder):
+    """A copy of the project without the files of these extras, their lines in the table and their tests."""
+    copy_project(folder)
+    package = folder / 'zeroplay_jax' / 'extras'
+    for place in [*package.iterdir(), *(folder / 'tests' / 'extras').iterdir()]:
+        if place.stem in extras:
+            shutil.rmtree(place) if place.is_dir() else place.unlink()
+    table = package / '__init__.py'
+    lines = table.read_text().splitlines(keepends=True)
+    of_extras = tuple(f"    '{name}': " for name in extras)
+    table.write_text(''.join(line for line in lines if not line.startswith(of_extras)))
+    return folder
 
 
 @pytest.fixture(scope='module')
 def core(tmp_path_factory):
-    """A copy of the project without the files of extras and their lines in the table."""
-    folder = tmp_path_factory.mktemp('core')
-    names = shutil.ignore_patterns('__pycache__', 'mini')
-    shutil.copytree(ROOT / 'zeroplay_jax', folder / 'zeroplay_jax', ignore=names)
-    shutil.copytree(ROOT / 'configs', folder / 'configs', ignore=names)
-    (folder / 'zeroplay_jax' / 'mini').symlink_to(ROOT / 'zeroplay_jax' / 'mini')
-    extras = folder / 'zeroplay_jax' / 'extras'
-    table = extras / '__init__.py'
-    lines = table.read_text().splitlines(keepends=True)
-    shutil.rmtree(extras)
-    extras.mkdir()
-    kept = [line for line in lines if not line.startswith("    '")]
-    table.write_text(''.join(kept))
-    return folder
+    return project_without(EXTRAS, tmp_path_factory.mktemp('core'))
 
 
-def run(core, *words):
-    return run_python(*words, cwd=core, fresh=True, PYTHONPATH=str(core))
+def run(project, *words):
+    return run_python(*words, cwd=project, timeout=1500, fresh=True, PYTHONPATH=str(project))
 
 
 def test_every_module_loads(core):
@@ -56,3 +66,30 @@ def test_a_command_is_sound_unless_it_asks_for_an_extra(core):
     result = run(core, *words, *(f'--config.{field}' for field in fields))
     assert 'mcp: this installation is without zeroplay_jax/extras/mcp' in result.stderr
     assert result.returncode == 2 and 'Traceback' not in result.stderr
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('extra', EXTRAS)
+def test_the_other_tests_pass_without_one_extra(tmp_path, extra):
+    project = project_without([extra], tmp_path)
+    # All files of tests are loaded, and the wide ones are run.
+    words = ['-m', 'not long', '-k', ' or '.join(WIDE)]
+    result = run(project, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', *words, 'tests')
+    assert result.returncode == 0, result.stdout[-4000:]
+
+
+def test_nothing_is_excused_but_what_names_a_removed_extra(monkeypatch):
+    says_so = removed_extras.says_so
+    refusal = 'UserError: mcp: this installation is without zeroplay_jax/extras/mcp'
+    failed_import = "ModuleNotFoundError: No module named 'zeroplay_jax.extras.mcp.tools'"
+    expected = '>>> a\none\n\n>>> b\ntwo\n'
+    written = f'>>> a\n{refusal}\n\n>>> b\nother\n'
+    monkeypatch.setattr(removed_extras, 'REMOVED', set())
+    assert not says_so(refusal) and not says_so(failed_import)
+    assert removed_extras.with_rows_of(expected, written) == written
+    monkeypatch.setattr(removed_extras, 'REMOVED', {'mcp'})
+    assert says_so(refusal) and says_so(failed_import)
+    assert not says_so(refusal.replace('mcp', 'plan')) and not says_so('AssertionError: mcp')
+    assert removed_extras.with_rows_of(expected, written) == '>>> a\none\n\n>>> b\nother\n'
+    assert removed_extras.has_left('docs/../extras/mcp/tools.py')
+    assert not removed_extras.has_left('extras/mcp_of_others.py')

@@ -1,6 +1,6 @@
 """What stands beside the core: each extra is a file or a folder here, and a line of this table.
 
-The core imports no extra but by `load_extra`. To remove one, delete its file or folder, its line and its tests.
+The core imports no extra but by `load_extra`. To remove one, delete its file or folder, its line and tests/extras/NAME.
 """
 
 from __future__ import annotations

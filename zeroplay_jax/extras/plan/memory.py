@@ -1,7 +1,7 @@
 """Memory of a device in rollouts and in updates, from sizes and settings alone: nothing is compiled or loaded.
 
 Arrays are counted. Temporaries of programs are multiples of the arrays that they are made of, fitted to the programs
-that were compiled ahead of time (benchmarks/results); tests/extras/test_plan.py compares the sums.
+that were compiled ahead of time (benchmarks/results); tests/extras/plan/test_plan.py compares the sums.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from zeroplay_jax.learner.checkpoint import Checkpointer
 from zeroplay_jax.policy import sharding
 h = hosts.Hosts()
 mesh = sharding.make_mesh(replica=2)
-sys.path.insert(0, 'tests/extras')
+sys.path.insert(0, 'tests/extras/buckets')
 from folder_bucket import FolderBucket
 from zeroplay_jax.configs import quickstart
 from zeroplay_jax.learner import checkpoint

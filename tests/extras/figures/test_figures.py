@@ -12,7 +12,7 @@ import sample_run
 from zeroplay_jax.evaluation import report_builder, statistics
 from zeroplay_jax.extras import drawing, figures
 
-RUNS = pathlib.Path(__file__).parents[1] / 'golden' / 'runs'
+RUNS = pathlib.Path(__file__).parents[2] / 'golden' / 'runs'
 SVG = '{http://www.w3.org/2000/svg}'
 NAMES = [name for name in figures.figures()]
 
@@ -120,7 +120,7 @@ def test_all_figures_are_listed(capsys):
 
 
 def test_every_figure_belongs_to_a_paper():
-    page = pathlib.Path(__file__).parents[2] / 'docs' / 'papers.toml'
+    page = pathlib.Path(__file__).parents[3] / 'docs' / 'papers.toml'
     papers = tomllib.loads(page.read_text(encoding='utf-8'))
     drawn = {row['report'] for row in papers.values() if 'report' in row}
     # Beside those of papers: exact match by hops, and what two of theirs turn on.

@@ -14,7 +14,7 @@ from zeroplay_jax.retrieval.corpus import Record, contents, read, split
 from zeroplay_jax.settings.kinds import EXAMPLE_TEXTS
 from zeroplay_jax.types import UserError
 
-SHARED = pathlib.Path(__file__).parents[3] / 'shared' / 'data' / 'corpus.jsonl'
+SHARED = pathlib.Path(__file__).parents[4] / 'shared' / 'data' / 'corpus.jsonl'
 
 
 def build(records, count=240, seed=0, max_documents=1000):

@@ -1,8 +1,7 @@
-"""Fixtures of reports, and a bucket in memory with checkpoints to upload."""
+"""A bucket in memory, with checkpoints to upload."""
 
 import pytest
 from memory_bucket import MemoryBucket
-from report_fixtures import browser, open_run, run  # noqa: F401
 from saved_runs import save_checkpoints
 
 

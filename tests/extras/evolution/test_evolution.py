@@ -18,7 +18,7 @@ from zeroplay_jax.extras.evolution import __main__ as command
 from zeroplay_jax.extras.evolution import questions as asked
 
 CLEAN = test_papers.CLEAN
-RUNS = pathlib.Path(__file__).parents[1] / 'golden' / 'runs'
+RUNS = pathlib.Path(__file__).parents[2] / 'golden' / 'runs'
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from zeroplay_jax.types import UserError
 pytest.importorskip('mcp')
 from zeroplay_jax.extras.mcp import tools as mcp_tools  # noqa: E402
 
-PAGE = pathlib.Path(__file__).parents[2] / 'docs' / 'tools.md'
+PAGE = pathlib.Path(__file__).parents[3] / 'docs' / 'tools.md'
 SECONDS = 60.0
 
 

@@ -1,0 +1,3 @@
+"""A run to show as documents, and a browser."""
+
+from report_fixtures import browser, run  # noqa: F401
