@@ -199,7 +199,7 @@ def test_what_cannot_run_is_refused_before_jax_is_loaded(tmp_path, changes, line
     words = [f'--config={ROOT}/configs/quickstart.py', '--workdir=run', *config_flags(changes)]
     paths = {'PYTHONPATH': f'{tmp_path}:{ROOT}', 'PYTHONDONTWRITEBYTECODE': '1'}
     before = sorted(tmp_path.rglob('*'))
-    result = run_python('-m', 'zeroplay_jax.main', *words, cwd=tmp_path, **paths)
+    result = run_python('-m', 'zeroplay_jax.main', *words, cwd=tmp_path, fresh=True, **paths)
     assert result.returncode == 2
     assert line in result.stderr and len(result.stderr.splitlines()) == 1, result.stderr
     assert sorted(tmp_path.rglob('*')) == before
