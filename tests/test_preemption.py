@@ -103,9 +103,10 @@ from zeroplay_jax.runtime import signals
 from zeroplay_jax.types import Preempted
 h = hosts.Hosts()
 def rounds():
-    for _ in range(600):
+    for _ in range(300):
         signals.raise_if_requested()
         time.sleep(0.05)
+    raise RuntimeError('this process was not told')
 with signals.watched():
     h.gather(0)
     if h.index == 1:

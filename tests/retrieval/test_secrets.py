@@ -44,10 +44,17 @@ def test_other_texts_stay(text):
 
 def test_known_secrets_are_hidden_in_any_text():
     headers = {'Authorization': 'Bearer key-of-mine', 'X-Api-Key': 'short', 'Accept': 'text/plain'}
+    headers['X-Auth'] = 'key-of-mine-and-more'
     address = 'https://me:pass%20word@host/?token=token-of-mine'
     secrets = secrets_of(headers, address=address)
     # The third one is "me:pass word" in base64, as a request has it.
-    for secret in ('key-of-mine', 'pass word', 'bWU6cGFzcyB3b3Jk', 'token-of-mine'):
+    for secret in (
+        'key-of-mine',
+        'key-of-mine-and-more',
+        'pass word',
+        'bWU6cGFzcyB3b3Jk',
+        'token-of-mine',
+    ):
         assert hide(f'Wrong: {secret}.', secrets) == 'Wrong: ***.'
     assert hide('A short text/plain.', secrets) == 'A short text/plain.'
 

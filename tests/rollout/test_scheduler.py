@@ -180,11 +180,18 @@ class Forgetful(Environment):
         return [int(i) for i in turn_ids[3:]]
 
 
+class OftenForgetful(Forgetful):
+    """In two turns of three; a later context has whole turns, too."""
+
+    def retained_tokens(self, turn_ids):
+        return super().retained_tokens(turn_ids) if turn_ids[0] % 3 else list(turn_ids)
+
+
 @pytest.fixture(scope='module')
 def forgetful(policy):
     env = make_env(policy[0])
     fields = {f.name: getattr(env, f.name) for f in dataclasses.fields(env)}
-    return requests(Forgetful(**fields))
+    return requests(OftenForgetful(**fields))
 
 
 def test_thoughts_leave_the_context_when_their_turn_is_over(policy, forgetful):
