@@ -27,6 +27,7 @@ from request_cases import (
 
 from zeroplay_jax.policy import sharding, transformer
 from zeroplay_jax.rollout.environment import Environment
+from zeroplay_jax.rollout.requests import Rollout
 from zeroplay_jax.rollout.sampler import PutRow, Sampler, programs
 from zeroplay_jax.rollout.scheduler import PromptTooLong, Scheduler
 from zeroplay_jax.rollout.slot_state import NO_TOKEN
@@ -180,18 +181,11 @@ class Forgetful(Environment):
         return [int(i) for i in turn_ids[3:]]
 
 
-class OftenForgetful(Forgetful):
-    """In two turns of three; a later context has whole turns, too."""
-
-    def retained_tokens(self, turn_ids):
-        return super().retained_tokens(turn_ids) if turn_ids[0] % 3 else list(turn_ids)
-
-
 @pytest.fixture(scope='module')
 def forgetful(policy):
     env = make_env(policy[0])
     fields = {f.name: getattr(env, f.name) for f in dataclasses.fields(env)}
-    return requests(OftenForgetful(**fields))
+    return requests(Forgetful(**fields))
 
 
 def test_thoughts_leave_the_context_when_their_turn_is_over(policy, forgetful):
@@ -214,6 +208,14 @@ def test_thoughts_leave_the_context_when_their_turn_is_over(policy, forgetful):
         assert text.startswith(''.join(turn.text for turn in t.turns[:1]))
         assert t.policy_tokens == sum((s.source == POLICY).sum() for s in t.contexts)
     test_sampler_log_probs_are_the_trainers(policy, [s for t in rollouts for s in t.contexts])
+
+
+def test_whole_turns_before_a_cut_are_trained_in_their_own_context():
+    sources = [PROMPT, POLICY, ENV, POLICY, POLICY]
+    rollout = types.SimpleNamespace(tokens=[5, 6, 7, 8, 9], source=sources, logp=[], earlier=[])
+    Rollout.end_context(rollout, 3, [9], 'ended')
+    assert rollout.source == [PROMPT, PROMPT, ENV, PROMPT] and rollout.tokens == [5, 6, 7, 9]
+    assert rollout.earlier == ['ended']
 
 
 def test_cut_contexts_depend_on_their_request_alone(policy, forgetful):
