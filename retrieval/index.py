@@ -62,10 +62,10 @@ def check_queries(queries: Sequence[str], k: int, num_passages: int) -> None:
         raise RetrievalError(
             f'search: k is {k}, but must lie between 1 and the number of passages, {num_passages}'
         )
-    for row, query in enumerate(queries):
+    for number, query in enumerate(queries, 1):
         if not query.strip():
             raise RetrievalError(
-                f'search: query {row} of {len(queries)} is empty: {short(query)}; leave it out'
+                f'search: query {number} of {len(queries)} is empty: {short(query)}; leave it out'
             )
 
 
@@ -152,7 +152,7 @@ class ExactIndex:
         if bad_rows.size:
             query = queries[bad_rows[0]]
             raise RetrievalError(
-                f'search: the vector of query {bad_rows[0]} of {len(queries)}, {short(query)}, is '
+                f'search: the vector of query {bad_rows[0] + 1} of {len(queries)}, {short(query)}, is '
                 'zero, not finite or not of length 1; leave the query out or correct the encoder'
             )
         return self.search_vectors(vectors, k)

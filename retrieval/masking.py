@@ -27,15 +27,18 @@ _PARAMETER = re.compile(
     rf'([?&;#][^\s?&;=#]{{0,99}}(?:{SECRET_NAME.pattern})[^\s?&;=#]{{0,99}}=)[^\s&;#\'")]*[^\s&;#\'"),.:]',
     re.IGNORECASE,
 )
+# What services call keys by, wherever it stands: a server may quote one that is not ours.
+_KEY = re.compile(r'\b((?:sk|hf|ghp|xai|gsk)[-_])[\w-]{12,}')
 
 
 def hide(text: str, secrets: Iterable[str] = ()) -> str:
-    """Returns a text without the secrets of the addresses in it.
+    """Returns a text without the secrets of the addresses in it, and without the keys of well-known services.
 
     Args:
       secrets: further ones, as of `secrets_of`.
     """
     text = _PARAMETER.sub(r'\1***', _USER.sub('***@', text))
+    text = _KEY.sub(r'\1***', text)
     return hide_known(text, secrets)
 
 

@@ -1,7 +1,6 @@
 """The documentation site builds without warnings, and every relative link and anchor of the pages resolves."""
 
 import ast
-import functools
 import importlib.util
 import re
 import runpy
@@ -217,31 +216,3 @@ def test_the_files_to_read_exist():
         folders = (ROOT, ROOT / 'zeroplay_jax', ROOT / 'docs')
         missing = [path for path in paths if not any((f / path).is_file() for f in folders)]
         assert all(map(has_left, missing)), missing
-
-
-@functools.cache
-def names_of_tests(path):
-    """The names of the test functions in a file."""
-    nodes = ast.walk(ast.parse(path.read_text(encoding='utf-8')))
-    functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    return {function.name for function in functions if function.name.startswith('test_')}
-
-
-def missing_tests(row):
-    """The tests that a row of the table of guarantees names and that do not exist."""
-    missing = []
-    for file, name in re.findall(r'`([^`]+\.py)::([^`]+)`', row):
-        path = ROOT / 'tests' / file
-        if has_left(file):
-            continue
-        if not path.is_file() or name not in names_of_tests(path):
-            missing.append(f'{file}::{name}')
-    return missing
-
-
-def test_every_guarantee_names_tests_that_exist():
-    lines = (ROOT / 'docs/guarantees.md').read_text(encoding='utf-8').splitlines()
-    rows = [line for line in lines if line.startswith('| ') and line != '| promise | test |']
-    assert len(rows) > 30
-    for row in rows:
-        assert '::' in row and not missing_tests(row), row

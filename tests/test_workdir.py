@@ -57,9 +57,20 @@ def test_a_lock_that_was_removed_meanwhile_protects_nothing(tmp_path, monkeypatc
 
 
 def test_a_section_that_the_config_lacks_is_a_difference(tmp_path):
-    begin(tmp_path / 'run', CONFIG | {'evaluation': {'samples': 4}})
-    with pytest.raises(WorkdirError, match='evaluation.samples'):
-        begin(tmp_path / 'run', CONFIG)
+    configs = CONFIG | {'evaluation': {'samples': 4}}, CONFIG
+    for name, first, second in (('a', *configs), ('b', *configs[::-1])):
+        begin(tmp_path / name, first)
+        with pytest.raises(WorkdirError, match='evaluation.samples'):
+            begin(tmp_path / name, second)
+
+
+def test_a_schedule_may_become_longer_and_not_shorter(tmp_path):
+    shorter, longer = (CONFIG | {'schedule': {'iterations': number}} for number in (1, 2))
+    begin(tmp_path / 'a', shorter)
+    begin(tmp_path / 'a', longer)
+    begin(tmp_path / 'b', longer)
+    with pytest.raises(WorkdirError, match=r'schedule.iterations \(there 2, now 1\)'):
+        begin(tmp_path / 'b', shorter)
 
 
 # Names in place of paths
@@ -199,7 +210,7 @@ def test_what_cannot_run_is_refused_before_jax_is_loaded(tmp_path, changes, line
     words = [f'--config={ROOT}/configs/quickstart.py', '--workdir=run', *config_flags(changes)]
     paths = {'PYTHONPATH': f'{tmp_path}:{ROOT}', 'PYTHONDONTWRITEBYTECODE': '1'}
     before = sorted(tmp_path.rglob('*'))
-    result = run_python('-m', 'zeroplay_jax.main', *words, cwd=tmp_path, **paths)
+    result = run_python('-m', 'zeroplay_jax.main', *words, cwd=tmp_path, fresh=True, **paths)
     assert result.returncode == 2
     assert line in result.stderr and len(result.stderr.splitlines()) == 1, result.stderr
     assert sorted(tmp_path.rglob('*')) == before

@@ -56,8 +56,8 @@ class Context:
 
 
 def test_questions_are_matched_and_tasks_graded():
-    context = Context()
-    rows = evaluate(context, QUESTIONS, 7, ASKS_SOLVER)
+    context, part = Context(), dataclasses.replace(QUESTIONS[1], answers=('Rom',))
+    rows = evaluate(context, (QUESTIONS[0], part, *QUESTIONS[2:]), 7, ASKS_SOLVER)
     correct = scores_by_hop(rows, 'exact_match')
     assert {hops: flags.tolist() for hops, flags in correct.items()} == {1: [0], 2: [1]}
     assert [row.parts for row in rows] == [

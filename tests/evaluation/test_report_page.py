@@ -17,6 +17,8 @@ def test_nothing_is_loaded_and_nothing_fails(page, both, browser):
     for url in (page, both):
         browser.open(url)
         assert browser.js('performance.getEntriesByType("resource").length') == 0
+        # A file that is missing is no such entry.
+        assert browser.js('document.querySelectorAll("[src], link, iframe, object").length') == 0
         # The config is drawn last.
         assert browser.js('document.querySelector("#config-body").children.length') > 0
 

@@ -128,7 +128,7 @@ def test_against_probabilities_in_float64(policy, change):
         # One length, so that there is one program.
         padded, segment = np.zeros((2, 1, longest), np.int32)
         padded[0, : len(ids)], segment[0, : len(ids)] = ids, 1
-        z = np.asarray(logits(weights, padded, segment), np.float64)
+        z = np.asarray(logits(weights, padded, segment), np.float64) / 0.7
         return z - np.log(np.exp(z).sum(-1, keepdims=True))
 
     values = []
@@ -140,8 +140,9 @@ def test_against_probabilities_in_float64(policy, change):
             for j in np.flatnonzero(t.source == POLICY):
                 a, b = p[j - 1], q[j - 1 + len(row.teacher_prompt) - own]
                 values.append(np.sum(np.exp(a) * (a - b)))
-    value, _ = taught_gradient(policy, teacher, packed(rows), distill_top_k=model.vocab_size)
-    assert value == pytest.approx(np.mean(values), rel=1e-4)
+    options = dict(distill_top_k=model.vocab_size, temperature=0.7, alpha=0.3)
+    value, _ = taught_gradient(policy, teacher, packed(rows), **options)
+    assert value == pytest.approx(0.3 * np.mean(values), rel=1e-4)
 
 
 def test_no_gradient_reaches_the_teacher(policy):

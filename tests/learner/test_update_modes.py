@@ -145,11 +145,18 @@ def test_the_next_update_reads_the_weights_that_the_last_one_made(policy):
     states = []
     for weights, publishes in (('masters', False), ('published', False), ('published', True)):
         learner = learner_of(low, role(learning_rate=1e-2), weights=weights)
+        first = jax.device_get(learner.state)
         for _ in range(3):
             if publishes:
                 learner.sampler_weights(learner.view())
             learner.update('r', batches)
         states.append(jax.device_get(learner.state))
+    # What was published is not read in place of a state that was restored.
+    learner.sampler_weights(learner.view())
+    learner.restore(first)
+    for _ in range(3):
+        learner.update('r', batches)
+    states.append(jax.device_get(learner.state))
     for other in states[1:]:
         same(other, states[0])
 

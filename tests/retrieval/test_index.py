@@ -185,7 +185,7 @@ def test_a_bad_query_vector_is_named(value):
     encoder, names = TableEncoder(table), numbered(69)
     index = index_lib.ScannIndex.build(encoder, names, names)
     encoder.table[69] = value
-    with refused("query 2 of 3, '69', is zero, not finite", ValueError):
+    with refused("query 3 of 3, '69', is zero, not finite", ValueError):
         index.search(['1', '2', '69'], 3)
 
 

@@ -19,12 +19,14 @@ HIDDEN = {
     'https://h/x#access_token=abc': 'https://h/x#access_token=***',
     'https://h/?pwd=a&jwt=b&sas=c&apikey=d': 'https://h/?pwd=***&jwt=***&sas=***&apikey=***',
     'cannot POST /v1?api_key=abc': 'cannot POST /v1?api_key=***',
+    'wrong key: "sk-abcdefgh12345678".': 'wrong key: "sk-***".',
 }
 KEPT = [
     'http://127.0.0.1:8000/a@b, mail me@host',
     'http://host:80?user=a@b&tokenizer=x&max_tokens=8&keyword=2',
     'https://host/@scope/package',
     'http://[::1]:80/x@y',
+    'a disk-based index, hf_model, sk-learn, risk-adjusted-returns',
     'what is a key=value pair? A token = a word.',
 ]
 
@@ -44,10 +46,17 @@ def test_other_texts_stay(text):
 
 def test_known_secrets_are_hidden_in_any_text():
     headers = {'Authorization': 'Bearer key-of-mine', 'X-Api-Key': 'short', 'Accept': 'text/plain'}
+    headers['X-Auth'] = 'key-of-mine-and-more'
     address = 'https://me:pass%20word@host/?token=token-of-mine'
     secrets = secrets_of(headers, address=address)
     # The third one is "me:pass word" in base64, as a request has it.
-    for secret in ('key-of-mine', 'pass word', 'bWU6cGFzcyB3b3Jk', 'token-of-mine'):
+    for secret in (
+        'key-of-mine',
+        'key-of-mine-and-more',
+        'pass word',
+        'bWU6cGFzcyB3b3Jk',
+        'token-of-mine',
+    ):
         assert hide(f'Wrong: {secret}.', secrets) == 'Wrong: ***.'
     assert hide('A short text/plain.', secrets) == 'A short text/plain.'
 

@@ -18,6 +18,8 @@ from zeroplay_jax.rollout.weights import WeightStore
 from zeroplay_jax.tools.search import SearchTool
 
 CONFIG = SamplerConfig(slots=4, context=96, chunk=8, fill_rows=2, burst=4, put_rows=2, put_tokens=6)
+# Hundreds are enough.
+MOST_ROUNDS = 3000
 
 
 def echo(queries):
@@ -60,6 +62,13 @@ def make_scheduler(policy, config=CONFIG, mesh=None, versions=1, **options):
     """(scheduler, its pool) with version 1 of the weights, and room for so many versions."""
     pool = make_pool(policy, config, mesh)
     scheduler = Scheduler({'policy': pool}, WeightStore({'policy': versions}), **options)
+    one_round = scheduler._round
+
+    def bounded_round():
+        assert scheduler.stats['rounds'] < MOST_ROUNDS, 'a turn never ends'
+        return one_round()
+
+    scheduler._round = bounded_round
     params = policy[2] if mesh is None else on_mesh(policy, mesh)[2]
     scheduler.weights.publish('policy', params, 1)
     return scheduler, pool

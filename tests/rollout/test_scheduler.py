@@ -27,8 +27,10 @@ from request_cases import (
 
 from zeroplay_jax.policy import sharding, transformer
 from zeroplay_jax.rollout.environment import Environment
+from zeroplay_jax.rollout.requests import Rollout
 from zeroplay_jax.rollout.sampler import PutRow, Sampler, programs
 from zeroplay_jax.rollout.scheduler import PromptTooLong, Scheduler
+from zeroplay_jax.rollout.slot_state import NO_TOKEN
 from zeroplay_jax.runtime import signals
 from zeroplay_jax.types import ENV, POLICY, PROMPT, Preempted
 
@@ -85,13 +87,20 @@ def test_attention_to_used_places_changes_no_token(baseline, over_used):
 def test_a_turn_takes_no_step_behind_a_token_that_ends_it(policy, baseline, monkeypatch):
     codec = policy[0]
     assert b'h' in codec.token_bytes
-    scheduler, _ = make_scheduler(policy)
+    scheduler, pool = make_scheduler(policy)
     same(baseline, play(scheduler, requests(make_env(codec))))
     kept = sum(turn.stop - turn.start for t in baseline for turn in t.turns)
-    assert scheduler.stats['generated_tokens'] == kept
-    # The host alone finds the same ends, some steps later.
+    assert scheduler.stats.pop('generated_tokens') == kept
+    # The host alone finds the same ends, some steps later; the slots forget those of the rollouts before.
     monkeypatch.setattr('zeroplay_jax.rollout.slots.end_ids', lambda codec, stops: ())
-    scheduler, _ = make_scheduler(policy)
+    decode = pool.sampler.decode
+
+    def checked(*arguments):
+        held = [rollout is not None for rollout in pool.rollouts]
+        assert (pool.sampler.ends[held] == NO_TOKEN).all()
+        return decode(*arguments)
+
+    monkeypatch.setattr(pool.sampler, 'decode', checked)
     same(baseline, play(scheduler, requests(make_env(codec))))
     assert scheduler.stats['generated_tokens'] > kept
 
@@ -199,6 +208,14 @@ def test_thoughts_leave_the_context_when_their_turn_is_over(policy, forgetful):
         assert text.startswith(''.join(turn.text for turn in t.turns[:1]))
         assert t.policy_tokens == sum((s.source == POLICY).sum() for s in t.contexts)
     test_sampler_log_probs_are_the_trainers(policy, [s for t in rollouts for s in t.contexts])
+
+
+def test_whole_turns_before_a_cut_are_trained_in_their_own_context():
+    sources = [PROMPT, POLICY, ENV, POLICY, POLICY]
+    rollout = types.SimpleNamespace(tokens=[5, 6, 7, 8, 9], source=sources, logp=[], earlier=[])
+    Rollout.end_context(rollout, 3, [9], 'ended')
+    assert rollout.source == [PROMPT, PROMPT, ENV, PROMPT] and rollout.tokens == [5, 6, 7, 9]
+    assert rollout.earlier == ['ended']
 
 
 def test_cut_contexts_depend_on_their_request_alone(policy, forgetful):
@@ -358,11 +375,12 @@ def test_results_are_never_formatted():
 
 def test_the_noise_after_a_cut_is_that_of_no_other_request(policy):
     _, pool = make_scheduler(policy)
+    cases = ((5,), []), ((5,), [0]), ((5,), [0, 0]), ((5, 1, 1), []), ((5, 1), [])
     keys = [
         tuple(pool._noise_key(types.SimpleNamespace(identity=identity, earlier=earlier)))
-        for identity, earlier in (((5,), []), ((5,), [None]), ((5, 1, 1), []), ((5, 1), []))
+        for identity, earlier in cases
     ]
-    assert len(set(keys)) == 4
+    assert len(set(keys)) == len(cases)
 
 
 def test_sigterm_ends_a_round_between_two_turns_of_the_loop():

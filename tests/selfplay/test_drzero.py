@@ -19,7 +19,14 @@ from zeroplay_jax.recipes.datasets import SeedDocument
 from zeroplay_jax.recipes.drzero import Recipe
 from zeroplay_jax.selfplay import answers as group_answers
 from zeroplay_jax.selfplay.library_builder import linked_documents
-from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, Step, TaskPool, all_steps
+from zeroplay_jax.selfplay.schedule import (
+    BatchCursor,
+    Phase,
+    Step,
+    TaskPool,
+    all_steps,
+    with_evaluations,
+)
 from zeroplay_jax.settings.kinds import ConfigError
 from zeroplay_jax.types import Question, Task, TaskDropped, ToolCall, Turn
 
@@ -145,7 +152,7 @@ def test_a_question_that_no_tool_that_worked_measured_has_no_value():
 
 def test_answers_that_the_judge_failed_at_are_not_counted():
     drops = (None, 'judge_failed', 'ungraded')
-    scored = [solving.Attempt(None, 1.0 if drop is None else None, drop) for drop in drops]
+    scored = [solving.Attempt(None, 0.5 if drop is None else None, drop) for drop in drops]
     assert solving.solve_count(scored) == (1, 2)
     with pytest.raises(TaskDropped, match='judge_failed'):
         solving.solve_count(scored[1:2])
@@ -172,6 +179,9 @@ def test_group_key_is_the_hop_count_or_the_prompt():
     changes = dict(drzero__group='prompt', proposer__samples=3)
     rows, _ = propose(*[proposal()] * 3, solver='x' * 15, **changes)
     assert {row.group for row in rows} == {group_answers.group_of((7, 0))}
+    # Every task of a run has a key of its own, whatever request of it is meant.
+    keys = {group_answers.group_of((step, index, 1)) for step in (6, 7, 8) for index in range(3)}
+    assert len(keys) == 9 and group_answers.group_of((7, 0)) in keys
 
 
 def test_a_prompt_that_is_too_long_drops_the_episode():
@@ -239,6 +249,13 @@ def test_phases_alternate():
 def longest(prediction, golds):
     """A metric that needs accepted answers."""
     return max(len(gold) for gold in golds) == len(prediction or '')
+
+
+def test_evaluations_follow_steps_of_the_evaluated_role():
+    phases = [Phase(role, 2, (role,)) for role in ('proposer', 'solver')]
+    steps = with_evaluations(all_steps(phases), 'solver', 1)
+    names = 'evaluation proposer proposer solver evaluation solver evaluation'.split()
+    assert [step.phase.name for step in steps] == names
 
 
 def test_a_teacher_that_reads_the_proposers_answer_is_refused_with_labels_by_majority():

@@ -108,7 +108,7 @@ def challenged(judge, rollout=None, solver=GOOD_TRIES, **changes):
 
 def generated(*tasks, solver):
     scripts = dict(proposer=map(challenge, tasks), solver=solver)
-    _, outcome, _ = play('generate', ITEM, Judge(rubrics=2), scripts, pool__window=(0.2, 0.8))
+    _, outcome, _ = play('generate', ITEM, Judge(rubrics=2), scripts, pool__window=(0.5, 0.8))
     kept = [(task.text, task.origin['score'], len(task.rubrics)) for task in outcome.questions]
     return f'{kept}, dropped {outcome.drop}'
 

@@ -148,6 +148,12 @@ def test_the_check_mixes_in_what_others_read(noise, seen):
     assert [text.count('Title:') for text in checked(context)] == [seen] * 3
 
 
+def test_a_passage_that_both_read_is_no_noise():
+    context = ScriptedContext(proposer=[hidden(), hidden()], checker=WRONG[:2])
+    play(recipe(), context, [ITEM, ITEM])
+    assert [text.count('Title:') for text in checked(context)] == [1, 1]
+
+
 def test_late_answers_are_checked_among_as_many_neighbours():
     cursor = BatchCursor(phase=8, step=8, round=1, missing=1, external=8)
     (late,) = recipe(ssp__fill='resample', ssp__noise=4).tasks(STEP, TaskPool(), cursor)

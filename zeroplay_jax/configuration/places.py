@@ -195,6 +195,8 @@ def policy_folder(config: Config, recipe: type[Recipe]) -> Iterator[Problem]:
     if folder.is_dir():
         text = f'the folder has no {", ".join(missing)}'
     fix = 'name a Hugging Face checkpoint folder (config.json, tokenizer.json, *.safetensors)'
+    if missing == ['*.safetensors']:
+        fix = 'write it with save_pretrained of transformers, which makes them'
     if not path:
         fix = 'train the built-in one with python -m tools.checkpoints.base_model'
     if missing:
