@@ -86,7 +86,7 @@ def test_messages_for_debugging_are_not_shown(caplog):
 def test_bad_input_is_named(index):
     with refused('no passage has a word that counts'):
         Bm25Index(MemoryCorpus(['a'], ['the']))
-    for queries, k, message in ((['Gumu'], 6, 'k is 6'), (['Gumu', ' '], 1, 'query 1 of 2 is')):
+    for queries, k, message in ((['Gumu'], 6, 'k is 6'), (['Gumu', ' '], 1, 'query 2 of 2 is')):
         with refused(message):
             index.search(queries, k)
 
