@@ -28,7 +28,7 @@ _PARAMETER = re.compile(
     re.IGNORECASE,
 )
 # What services call keys by, wherever it stands: a server may quote one that is not ours.
-_KEY = re.compile(r'\b((?:sk|hf|ghp|xai|gsk)[-_])[\w-]{12,}')
+_KEY = re.compile(r'\b(sk-|hf_|ghp_|gsk_)(?=[\w-]*\d)\w[\w-]{15,}')
 
 
 def hide(text: str, secrets: Iterable[str] = ()) -> str:

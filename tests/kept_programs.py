@@ -17,6 +17,8 @@ MOST_BYTES = 2 << 30
 
 def begin_session():
     """The folder of this session's programs, with those that were kept."""
+    if sum(path.stat().st_size for path in KEPT.glob('*-cache')) > MOST_BYTES:
+        shutil.rmtree(KEPT, ignore_errors=True)
     folder = pathlib.Path(tempfile.mkdtemp(prefix='programs.'))
     for path in KEPT.glob('*-cache'):
         shutil.copyfile(path, folder / path.name)
@@ -35,14 +37,13 @@ def end_session(folder, owner):
 
 
 def keep(folder):
-    if sum(path.stat().st_size for path in KEPT.glob('*')) > MOST_BYTES:
-        shutil.rmtree(KEPT, ignore_errors=True)
     KEPT.mkdir(exist_ok=True)
     for path in folder.glob('*-cache'):
         if not (KEPT / path.name).exists() and is_whole(path):
             # A session that is killed here leaves no half of a program under a name that is asked for.
-            shutil.copyfile(path, KEPT / f'{path.name}.new')
-            os.replace(KEPT / f'{path.name}.new', KEPT / path.name)
+            new = KEPT / f'{path.name}.{os.getpid()}'
+            shutil.copyfile(path, new)
+            os.replace(new, KEPT / path.name)
 
 
 def is_whole(path):

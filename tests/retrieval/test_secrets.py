@@ -26,7 +26,7 @@ KEPT = [
     'http://host:80?user=a@b&tokenizer=x&max_tokens=8&keyword=2',
     'https://host/@scope/package',
     'http://[::1]:80/x@y',
-    'a disk-based index, hf_model, sk-learn, risk-adjusted-returns',
+    'hf-internal-testing/tiny, http://xai-search-server:8000, task-of-12345678901234567',
     'what is a key=value pair? A token = a word.',
 ]
 
