@@ -38,7 +38,7 @@ from .types import Index as Index
 _MARGIN = 1e-4
 # Queries that are scored in one device call, padded to a power of two.
 _QUERIES_PER_CALL = 64
-# Least number that they are padded to.
+# Least number that they are padded to: most calls of a rollout bring fewer, and share a program.
 _FEWEST_QUERIES = 16
 # Candidates beyond k that the devices return; a query with more passages that nearly tie with its k-th needs a scan.
 _SPARE_CANDIDATES = 16

@@ -289,7 +289,9 @@ def _texts(fields: dict[str, Any], key: str, noun: str, limits: Limits) -> list[
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise Refused(400, f'{noun} {row} has a lone surrogate (half a character)') from None
+            raise Refused(
+                400, f'{noun} {row + 1} has a lone surrogate (half a character)'
+            ) from None
     return texts
 
 

@@ -23,7 +23,8 @@ if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
     os.environ['JAX_COMPILATION_CACHE_DIR'] = kept_programs.begin_session()
     os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
 
-MOST_MEMORY = 3 << 30  # bytes of one test process
+# Of one test process, in bytes: up to four, and what they start, share the machine.
+MOST_MEMORY = psutil.virtual_memory().total // 8
 
 # With --no-loadscope-reorder these files begin first, so that the test processes end at about the same time.
 SLOW_FILES = """

@@ -5,6 +5,7 @@ folder of its own, and at its end whole programs alone are kept.
 """
 
 import atexit
+import contextlib
 import os
 import pathlib
 import shutil
@@ -32,7 +33,9 @@ def end_session(folder, owner):
     if os.getpid() != owner:
         return
     if KEPT.parent.is_dir():
-        keep(folder)
+        # Without space, or beside a session that begins anew, nothing more is kept.
+        with contextlib.suppress(OSError):
+            keep(folder)
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -375,8 +375,11 @@ def test_quickstart_passes_its_variables_on_whatever_is_in_them(fake_environment
     assert called_with == shlex.split(words)
 
 
-def test_continuous_integration_runs_lint_and_the_tests(clone):
-    fake(clone, 'make', 'echo "make got: $*"; test "$*" = lint || exit 3')
-    fake(clone, 'chromium', 'exit 0')
-    result = call(clone, '.ci/run')
-    assert (result.stdout, result.returncode) == ('make got: lint\nmake got: test\n', 3)
+def test_continuous_integration_runs_lint_the_tests_and_ten_mutations(fake_environment):
+    fake(fake_environment, 'chromium', 'exit 0')
+    fake(fake_environment, 'make', 'echo "[$*]"')
+    result = call(fake_environment, '.ci/run')
+    words = ['[lint]', '[test]', '[tests/mutate.py]', '[--draw]', '[10]']
+    assert (result.stdout.split(), result.returncode) == (words, 0)
+    fake(fake_environment, 'make', 'test "$*" = lint || exit 3')
+    assert call(fake_environment, '.ci/run').returncode == 3

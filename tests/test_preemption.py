@@ -92,7 +92,7 @@ time.sleep(5)
     assert done.returncode == signals.PREEMPTED_STATUS == 75
     assert (
         done.stderr.strip()
-        == 'zeroplay_jax: stopped by SIGTERM before it began; the same command starts it'
+        == 'zeroplay_jax: stopped by SIGTERM before a step; the same command starts or resumes the run'
     )
 
 

@@ -21,8 +21,6 @@ from zeroplay_jax.rollout.tool_workers import ToolWorkers
 from zeroplay_jax.tools.search import SearchTool
 from zeroplay_jax.types import POLICY
 
-pytestmark = pytest.mark.results
-
 SHAPES = [
     # slots, context, chunk, fill_rows, burst, put_rows, tool threads
     (5, 160, 8, 2, 4, 2, 1),

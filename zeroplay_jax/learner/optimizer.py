@@ -30,7 +30,7 @@ def make(role: Any, of_adapters: bool = False) -> optax.GradientTransformation:
 def _make(
     learning_rate: float, warmup_steps: int, clip_norm: float, weight_decay: float
 ) -> optax.GradientTransformation:
-    """As `make`; equal settings give the same object, so that roles share the program of an optimiser step."""
+    """Returns the same object for equal settings: roles with these share the program of an optimiser step."""
     rate: optax.ScalarOrSchedule = learning_rate
     if warmup_steps:
         # The first of n warm-up steps has rate/n, not 0, and step n has the full rate.

@@ -125,11 +125,16 @@ class UpdatePrograms:
             accumulators,
             (layout.params, *read_shapes),
         )
-        self.apply = apply_program(transform, layout.param_shardings, opt_shardings, replicated)
-        score_settings = (layout.model, config.temperature)
-        self.score = _score_program(*score_settings, weights, rows, base_shardings)
+        self.apply = apply_program(
+            transform, layout.params, layout.param_shardings, opt_shardings, replicated
+        )
         reference = weights if base is None else {}
-        self.score_reference = _score_program(*score_settings, reference, rows, base_shardings)
+        self.score, self.score_reference = (
+            _score_program(
+                layout.model, config.temperature, read, rows, base_shardings, read_shapes
+            )
+            for read in (weights, reference)
+        )
 
 
 def _shapes(tree):
@@ -176,8 +181,8 @@ def zeros_program(shapes, shardings):
 
 
 @shared
-def apply_program(transform, param_shardings, opt_shardings, replicated):
-    """Returns the program of `apply_gradients`, which donates parameters and optimiser state."""
+def apply_program(transform, shapes, param_shardings, opt_shardings, replicated):
+    """Returns the program of `apply_gradients`, which donates parameters and optimiser state; one for every shape."""
     return jax.jit(
         functools.partial(apply_gradients, transform),
         donate_argnums=(0, 1),
@@ -187,7 +192,7 @@ def apply_program(transform, param_shardings, opt_shardings, replicated):
 
 @shared
 def _accumulate_program(model, config, in_shardings, out_shardings, shapes):
-    """Returns the program `accumulate`; other shapes get a program of their own, so that each is compiled once."""
+    """Returns the program `accumulate`; one for every shape, so that each is compiled once."""
     return jax.jit(
         functools.partial(_accumulate, model, config),
         # Accumulators are updated in place; parameters stay for the next micro-batch.
@@ -198,8 +203,8 @@ def _accumulate_program(model, config, in_shardings, out_shardings, shapes):
 
 
 @shared
-def _score_program(model, temperature, read_shardings, rows, base_shardings):
-    """Returns the program `score`."""
+def _score_program(model, temperature, read_shardings, rows, base_shardings, shapes):
+    """Returns the program `score`; one for every shape."""
     return jax.jit(
         functools.partial(score, model, temperature),
         in_shardings=(read_shardings, rows, base_shardings),

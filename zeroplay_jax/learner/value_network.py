@@ -128,15 +128,14 @@ class ValueNetwork(Trained):
         )
         zero = jax.ShapeDtypeStruct((), jnp.float32)
         stats = dict.fromkeys(('squared_error', 'clip_share', 'loss'), (zero, zero))
-        self._zeros = zeros_program(
-            (jax.eval_shape(copy_tree, initial_params), stats), (param_shardings, replicated)
-        )
+        shapes = jax.eval_shape(copy_tree, initial_params)
+        self._zeros = zeros_program((shapes, stats), (param_shardings, replicated))
         self._accumulate = jax.jit(
             functools.partial(_accumulate, model, settings.value_clip),
             donate_argnums=(1, 2),
             out_shardings=(param_shardings, replicated),
         )
-        self._apply = apply_program(transform, param_shardings, opt_shardings, replicated)
+        self._apply = apply_program(transform, shapes, param_shardings, opt_shardings, replicated)
 
     def estimate(
         self, minibatches: Sequence[Sequence[Batch]], hosts: Hosts, whitens: bool

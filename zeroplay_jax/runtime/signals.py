@@ -51,7 +51,7 @@ def exit_on_sigterm() -> None:
     While a run trains, `watched` replaces the handler.
     """
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        line = b'stopped by SIGTERM before it began; the same command starts it'
+        line = b'stopped by SIGTERM before a step; the same command starts or resumes the run'
         _install(signal.SIGTERM, line, PREEMPTED_STATUS)
 
 

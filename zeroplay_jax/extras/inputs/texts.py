@@ -215,7 +215,8 @@ def _count_other_files(
         if path not in texts:
             suffix = _printable(path.suffix.lower()) or 'without suffix'
             problem = f'{suffix} (unpack them)' if suffix in COMPRESSED else suffix
-            problem = problem if path.exists() else 'links to nothing'
+            if not path.exists():
+                problem = 'links to nothing'
             inventory.add(0, problem, text_name(source, path))
 
 
