@@ -9,7 +9,7 @@ import pathlib
 import textwrap
 
 FOLDER = pathlib.Path(__file__).parent / 'figures'
-WIDTH = 680  # so that the smallest text has 7 of 390 pixels' worth on a phone
+WIDTH = 680  # on a phone of 390 pixels, the smallest text is then 7 pixels high
 # Colour → (on a light page, on a dark one). Fills differ in lightness and borders in form, so that no meaning hangs on
 # hue alone; blue and orange are told apart with every kind of colour vision (Okabe and Ito).
 COLOURS = {
@@ -99,11 +99,11 @@ class Drawing:
 
 # Stations of a step: column and row of their place, colour, heading, two lines, and the modules.
 STATIONS = (
-    (0, 0, 'grey', 'Tasks', 'documents, answers, questions:', 'from files or the question pool',
+    (0, 0, 'grey', 'Tasks', 'documents, answers, questions:', 'of the corpus, files or the pool',
      'recipes/ · selfplay/collection.py'),
     (0, 1, 'grey', 'Episodes', 'a coroutine per task, which asks', 'its roles for rollouts',
      'recipes/ · selfplay/context.py'),
-    (0, 2, 'grey', 'Rewards', 'a rule or a judge scores every', 'rollout: it is a row, in a group',
+    (0, 2, 'grey', 'Rewards', 'by a rule, a judge or by other', 'rollouts: rows, each in a group',
      'recipes/ · selfplay/answers.py'),
     (0, 3, 'grey', 'Advantages', 'every reward against its group;', 'equal groups can be left out',
      'selfplay/groups.py'),
@@ -125,7 +125,7 @@ MOMENTS = (
     ('rollouts', 'all episodes,', 'then checks', 'collection.py'),
     ('updates', 'role by role;', 'publication', 'update.py'),
     ('log lines', 'metrics, tasks,', 'trajectories', 'run/hooks.py'),
-    ('checkpoint', 'if one is due:', 'the whole state', 'run/saver.py'),
+    ('checkpoint', 'if one is due:', 'whole state', 'run/saver.py'),
     ('next step', 'with the new', 'weights', 'run/loop.py'),
 )
 
@@ -174,7 +174,12 @@ def step() -> str:
     last = top + 4 * pitch + height / 2
     drawing.path(f'M{start + 3} {last:g}H{end - 4}')
     y = top + 5 * pitch
-    drawing.text(16, y, 'Grey: on the host. Blue: on the devices. Dashed: text of others.', 'small')
+    drawing.text(
+        16,
+        y,
+        'Grey: work of the host. Blue: of the devices, begun by the host. Dashed: text of others.',
+        'small',
+    )
     _moments(drawing, y + 44)
     return drawing.svg(y + 210)
 
@@ -287,7 +292,7 @@ _DRZERO = {
     'solves': 'solver: searches, answers',
     'judges': "a rule: exact match with the proposer's answer",
     'trained': 'two policies, in turns',
-    'proposer_reward': '½ · form + difficulty: 1 if one of n attempts is right, less if more are, 0 if none or all are',
+    'proposer_reward': '½ · format + difficulty: 1 if one of n attempts is right, less if more, 0 if none or all',
     'solver_reward': '1 if right',
     'proposer_group': 'questions with as many hops (HRPO)',
     'solver_group': 'answers to the same question',
@@ -307,7 +312,7 @@ SYSTEMS = {
         'judges': 'rules; the policy from what was read; a judge model',
         'trained': 'one policy, both roles in every step',
         'proposer_reward': 'share of attempts that fail; 0 if rejected',
-        'solver_reward': '1 if right and in form',
+        'solver_reward': '1 if right and well formed',
         'proposer_group': 'nothing: the reward counts',
         'solver_group': 'answers to the same question (mean only)',
         'loss': 'proposer: reinforce; solver: token_pg + KL',
@@ -330,8 +335,8 @@ SYSTEMS = {
         'solves': 'solver: searches, writes',
         'judges': 'the initial policy: gates, rubrics, grades',
         'trained': 'two policies, in turns',
-        'proposer_reward': '½ · form + nearness of the mean grade to ½',
-        'solver_reward': 'grade, less if long, + ½ · form + 0.1 · searching',
+        'proposer_reward': '½ · format + nearness of the mean grade to ½',
+        'solver_reward': 'grade, less if long, + ½ · format + 0.1 · searching',
         'proposer_group': 'tasks from the same document',
         'solver_group': 'answers to the same task',
         'loss': 'token_pg + KL',
