@@ -6,6 +6,7 @@ import re
 import runpy
 import sys
 import textwrap
+from xml.etree import ElementTree
 
 import pytest
 from python_process import ROOT, run_python
@@ -13,6 +14,7 @@ from removed_extras import has_left
 
 from zeroplay_jax.configs import common
 from zeroplay_jax.configuration import fields
+from zeroplay_jax.selfplay.recipe import trained_roles
 
 PAGES = sorted(ROOT.glob('*.md')) + sorted(ROOT.glob('[a-z]*/*.md'))
 PAGES += sorted((ROOT / 'benchmarks' / 'peers').glob('*.md'))
@@ -62,25 +64,14 @@ def test_links_and_anchors_resolve(page):
     assert not faulty_links(page)
 
 
-def build(folder):
-    words = ('-m', 'mkdocs', 'build', '--strict', '--site-dir', folder)
-    return run_python(*words, timeout=120, NO_MKDOCS_2_WARNING='1')
-
-
 @pytest.fixture(scope='module')
 def site(tmp_path_factory):
     """The folder of the built site."""
     folder = tmp_path_factory.mktemp('docs') / 'site'
-    result = build(folder)
+    words = ('-m', 'mkdocs', 'build', '--strict', '--site-dir', folder)
+    result = run_python(*words, timeout=120, NO_MKDOCS_2_WARNING='1')
     assert result.returncode == 0, result.stderr
     return folder
-
-
-@needs_mkdocs
-def test_the_site_has_every_page(site):
-    for page in sorted((ROOT / 'docs').glob('*.md')):
-        assert (site / f'{page.stem}.html').is_file()
-    assert not list(site.rglob('*.py'))
 
 
 @needs_mkdocs
@@ -90,26 +81,6 @@ def test_the_site_loads_nothing_from_the_network(site):
             r'<(?:script|img|link)\b[^>]*?(?:src|href)="(https?:[^"]*)"', page.read_text()
         )
         assert not loaded, page.name
-
-
-@needs_mkdocs
-def test_the_hook_leaves_code_and_missing_files_alone():
-    spec = importlib.util.spec_from_file_location('pages', ROOT / 'docs' / 'repository_pages.py')
-    hook = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(hook)
-    cases = {
-        '[a](../launch/README.md#one-machine)': '[a](launch.md#one-machine)',
-        '[a](../launch/)': '[a](launch.md)',
-        '[`b`](../configs/drzero.py)': '`b`',
-        '[a](results.md)': '[a](results.md)',
-        '[a](../missing.md)': '[a](../missing.md)',
-        '[a](https://example.org/x)': '[a](https://example.org/x)',
-        '`[a](../launch/README.md)`': '`[a](../launch/README.md)`',
-        '```\n[a](../launch/README.md)\n```': '```\n[a](../launch/README.md)\n```',
-    }
-    for written, expected in cases.items():
-        assert hook.adapt_links(written, 'results.md') == expected
-    assert hook.adapt_links('[a](../retrieval/README.md)', 'launch.md') == '[a](retrieval.md)'
 
 
 def python_blocks(page):
@@ -127,6 +98,19 @@ def test_the_page_about_parts_of_recipes_is_that_of_their_docstrings():
     command = '.venv/bin/python docs/recipe_page.py > docs/recipe-reference.md'
     page = runpy.run_path(str(ROOT / 'docs/recipe_page.py'))['page']()
     assert (ROOT / 'docs/recipe-reference.md').read_text(encoding='utf-8') == page, command
+
+
+def test_the_figures_are_those_of_their_script_and_say_what_the_configs_say():
+    names = runpy.run_path(str(ROOT / 'docs/figures.py'))
+    for name, text in names['figures']().items():
+        is_current = (ROOT / 'docs/figures' / name).read_bytes() == text.encode()
+        assert is_current, '.venv/bin/python docs/figures.py'
+        ElementTree.fromstring(text)
+    for system, facts in names['SYSTEMS'].items():
+        config = importlib.import_module(f'zeroplay_jax.configs.{system}').get_config()
+        assert all(config[role].loss in facts['loss'] for role in trained_roles(config))
+        assert ('KL' in facts['loss']) == (config.solver.kl_coef > 0)
+        assert ('mean only' in facts['solver_group']) == (config.solver.scale == 'none')
 
 
 @pytest.mark.fault('nov29-D4', 'the names that recipes import')
@@ -177,7 +161,6 @@ def test_the_page_about_python_runs(monkeypatch, capsys):
 def test_the_derived_recipe_of_the_documentation_works(tmp_path, monkeypatch):
     from zeroplay_jax.configuration import rules
     from zeroplay_jax.configuration.fields import default_config
-    from zeroplay_jax.selfplay.recipe import trained_roles
 
     examples = python_blocks('docs/recipes.md')
     recipe = next(text for text in examples if 'class Recipe(drzero.Recipe)' in text)
@@ -208,8 +191,8 @@ def test_the_page_about_preemption_names_all_fields_that_a_resumed_run_may_chang
 
 
 def test_the_files_to_read_exist():
-    """docs/reading.md and AGENTS.md name files by their places in the repository or in the package."""
-    for page in ('docs/reading.md', 'AGENTS.md'):
+    """The pages and the figure name files by their places in the repository or in the package."""
+    for page in ('docs/reading.md', 'docs/figures/step.svg', 'AGENTS.md'):
         text = (ROOT / page).read_text(encoding='utf-8')
         paths = set(re.findall(r'[a-z_]+(?:/[a-z_]+)+\.(?:py|md)', text))
         assert len(paths) > 1
