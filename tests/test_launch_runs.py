@@ -150,14 +150,28 @@ def cloud(tmp_path):
     return start
 
 
-@pytest.mark.parametrize('lost', [pytest.param('suspended', marks=pytest.mark.long), 'preempted'])
-def test_a_preempted_slice_is_asked_for_again_and_the_same_command_runs(cloud, lost):
-    result, steps, calls = cloud(lost, lost, '0')
-    assert result.returncode == 0, result.stderr
-    once = ['create', 'scp', 'zeroplay_jax.main', 'delete']
-    assert steps == once * 3
-    assert len({line for line in calls if '-m zeroplay_jax.main' in line}) == 1
-    assert 'the run has succeeded' in result.stderr
+FIRST, RUN_IT = ['create', 'scp'], ['zeroplay_jax.main']
+# What the cloud answers to each start of the run → the status of the script, its steps and the end of what it says.
+ENDS = {
+    'preempted suspended 0': (0, [*FIRST, *RUN_IT, 'delete'] * 3, 'the run has succeeded'),
+    # On a healthy slice it is tried a few times, and the slice stays.
+    '1 1 1 0': (2, [*FIRST, *RUN_IT * 3], 'failed on a healthy slice'),
+    # A run that has saved is started again at once, and that counts as no failure.
+    '75 75 75 75 0': (0, [*FIRST, *RUN_IT * 5, 'delete'], 'the run has succeeded'),
+    # One that is refused or stops itself is not tried again.
+    '2 0': (2, [*FIRST, *RUN_IT], 'was refused'),
+    '3 0': (3, [*FIRST, *RUN_IT], 'the run stopped itself'),
+    '4 0': (4, [*FIRST, *RUN_IT], 'the run stopped itself'),
+}
+
+
+@pytest.mark.parametrize('answers', ENDS)
+def test_the_loop_around_a_slice_ends_as_the_run_does(cloud, answers):
+    status, expected_steps, line = ENDS[answers]
+    result, steps, calls = cloud(*answers.split())
+    assert (result.returncode, steps) == (status, expected_steps), result.stderr
+    assert line in result.stderr
+    assert len({call for call in calls if '-m zeroplay_jax.main' in call}) == 1
 
 
 def test_the_packed_project_has_an_unpredictable_name_and_is_removed(cloud, tmp_path):
@@ -179,36 +193,6 @@ def test_a_file_that_changes_while_the_project_is_packed_is_no_failure(
     result, steps, _ = cloud('0')
     assert ('zeroplay_jax.main' in steps) == is_run
     assert (result.returncode == 0) == is_run, result.stderr
-
-
-def test_a_run_that_fails_on_a_healthy_slice_is_tried_a_few_times(cloud, tmp_path):
-    result, steps, _ = cloud('1', '1', '1', '0')
-    assert (
-        result.returncode == 2 and steps.count('zeroplay_jax.main') == 3 and 'delete' not in steps
-    )
-    assert (
-        'failed on a healthy slice (status 1' in result.stderr
-        and '3 times in a row' in result.stderr
-    )
-    assert 'queued-resources delete zero' in result.stderr.splitlines()[-1]
-    result, steps, _ = cloud('1', '0')  # the slice is still there
-    assert result.returncode == 0 and steps.count('create') == 1
-
-
-def test_a_run_that_has_saved_is_started_again_at_once_and_counts_as_no_failure(cloud):
-    result, steps, _ = cloud('75', '75', '75', '75', '0')
-    assert result.returncode == 0 and steps.count('zeroplay_jax.main') == 5
-    assert 'failed on a healthy slice' not in result.stderr
-
-
-@pytest.mark.parametrize(
-    ('status', 'line'),
-    [(2, 'was refused'), (3, 'the run stopped itself'), (4, 'the run stopped itself')],
-)
-def test_a_run_that_is_refused_or_stops_itself_is_not_tried_again(cloud, status, line):
-    result, steps, _ = cloud(str(status), '0')
-    assert result.returncode == status and steps == ['create', 'scp', 'zeroplay_jax.main']
-    assert line in result.stderr.splitlines()[-1]
 
 
 def test_install_brings_a_python_where_there_is_none(tmp_path):
