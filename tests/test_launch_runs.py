@@ -149,18 +149,18 @@ def cloud(tmp_path):
     return start
 
 
-FIRST, RUN_IT = ['create', 'scp'], ['zeroplay_jax.main']
+ATTEMPT = ['scp', 'zeroplay_jax.main']
 # What the cloud answers to each start of the run → the status of the script, its steps and the end of what it says.
 ENDS = {
-    'preempted suspended 0': (0, [*FIRST, *RUN_IT, 'delete'] * 3, 'the run has succeeded'),
+    'preempted suspended 0': (0, ['create', *ATTEMPT, 'delete'] * 3, 'the run has succeeded'),
     # On a healthy slice it is tried a few times, and the slice stays.
-    '1 1 1 0': (2, [*FIRST, *RUN_IT * 3], 'failed on a healthy slice'),
+    '1 1 1 0': (2, ['create', *ATTEMPT * 3], 'failed on a healthy slice'),
     # A run that has saved is started again at once, and that counts as no failure.
-    '75 75 75 75 0': (0, [*FIRST, *RUN_IT * 5, 'delete'], 'the run has succeeded'),
+    '75 75 75 75 0': (0, ['create', *ATTEMPT * 5, 'delete'], 'the run has succeeded'),
     # One that is refused or stops itself is not tried again.
-    '2 0': (2, [*FIRST, *RUN_IT], 'was refused'),
-    '3 0': (3, [*FIRST, *RUN_IT], 'the run stopped itself'),
-    '4 0': (4, [*FIRST, *RUN_IT], 'the run stopped itself'),
+    '2 0': (2, ['create', *ATTEMPT], 'was refused'),
+    '3 0': (3, ['create', *ATTEMPT], 'the run stopped itself'),
+    '4 0': (4, ['create', *ATTEMPT], 'the run stopped itself'),
 }
 
 
