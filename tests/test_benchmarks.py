@@ -1,58 +1,29 @@
-"""The benchmarks run: small sizes here, because a benchmark that broke is found when it is needed."""
+"""The pages have the figures of the stored rows; the benchmark of speed and the arms of the claims still run."""
 
+import csv
 import dataclasses
-import functools
 import json
-import os
-import pathlib
-import sys
-import types
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from packaging.requirements import Requirement
-from python_process import run_python
+from python_process import ROOT
 
-from benchmarks import fresh, gpu, hops
-from benchmarks import pins as small_runs
+from benchmarks import claims, claims_runs
 from benchmarks import rollout as bench
-from benchmarks.command import RESULTS, read_lines
+from benchmarks.command import RESULTS
 from benchmarks.peers import workload
 from zeroplay_jax.configuration import fields, rules
 from zeroplay_jax.evaluation.statistics import difference, interval_text
-from zeroplay_jax.mini.world import World
-from zeroplay_jax.policy import transformer
-from zeroplay_jax.types import UserError
 
 pytestmark = pytest.mark.results
 
-ROOT = pathlib.Path(__file__).parent.parent
-PEERS = pathlib.Path(workload.__file__).parent
+SIZES = dict(vocab_size=64, hidden_size=32, intermediate_size=64, layers=2, heads=4, kv_heads=2)
 
 
-SMALL = dataclasses.replace(
-    bench.MODEL,
-    vocab_size=64,
-    hidden_size=32,
-    intermediate_size=64,
-    layers=2,
-    heads=4,
-    kv_heads=2,
-    head_dim=8,
-)
-
-
-@pytest.mark.parametrize(
-    ('rollouts', 'dtype'),
-    [
-        (workload.Rollouts('even', 352, ((96, 96),) * 4), 'float32'),
-        (workload.Rollouts('uneven', 512, ((), (20,), (30, 5, 150), (1, 99))), 'bfloat16'),
-    ],
-)
-def test_rollouts_and_updates_of_the_speed_benchmark(rollouts, dtype):
-    engine = bench.Engine(dataclasses.replace(SMALL, dtype=dtype), rollouts)
+def test_the_benchmark_of_speed_measures_rollouts_and_updates():
+    model = dataclasses.replace(bench.MODEL, **SIZES, head_dim=8)
+    rollouts = workload.Rollouts('uneven', 512, ((), (20,), (30, 5, 150), (1, 99)))
+    engine = bench.Engine(model, rollouts)
     engine.measure()
     # A further round reads the weights that the updates of the first one made.
     figures = engine.measure()
@@ -60,337 +31,121 @@ def test_rollouts_and_updates_of_the_speed_benchmark(rollouts, dtype):
     assert all(value > 0 for value in figures.values())
 
 
-@pytest.mark.long
-def test_parts_of_the_gpu_benchmark(monkeypatch, capsys):
-    # `main` sets it for the programs that it compiles.
-    monkeypatch.setenv('XLA_FLAGS', os.environ.get('XLA_FLAGS', ''))
-    monkeypatch.setattr(gpu, 'gpu_model', lambda: dataclasses.replace(SMALL, dtype='bfloat16'))
-    monkeypatch.setattr(workload, 'LARGE', workload.Rollouts('', 512, ((), (20,), (30, 150))))
-    printed = {}
-    for part in ('slots', 'pages', 'update'):
-        gpu.main([part])
-        printed[part] = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    for (figures,) in printed.values():
-        (rate,) = [value for name, value in figures.items() if 'tokens_per_second' in name]
-        assert min(figures['seconds']) > 0 and rate > 0
+def stored(name):
+    """The rows of a stored table, below two lines that say how the runs were made."""
+    lines = (RESULTS / name).read_text().splitlines()[2:]
+    return list(csv.DictReader(lines, delimiter='\t'))
 
 
-def test_the_table_and_the_picture_of_self_play_and_a_control(tmp_path, capsys):
-    for name, scores in {'selfplay': (0.5, 0.75), 'random': (0.25, 0.0)}.items():
-        for seed, score in enumerate(scores):
-            run = tmp_path / f'{name}-{seed}'
-            run.mkdir()
-            by_hop = {
-                'before': {h: 0.25 for h in hops.HOPS},
-                'after': {h: score for h in hops.HOPS},
-            }
-            (run / 'summary.json').write_text(json.dumps({'em_by_hop': by_hop}))
-    (tmp_path / 'random-1.code').write_text('0123456789ab')
-    picture = tmp_path / 'picture.svg'
-    folder = ['--folder', str(tmp_path), '--seeds', '0', '1']
-    hops.main([*folder, '--arms', 'selfplay', 'random', '--svg', str(picture)])
-    printed = capsys.readouterr()
-    assert printed.err == 'code of the runs: 0123456789ab, unknown\n'
-    start, selfplay, control, gain = printed.out.splitlines()[2:]
-    assert start == '| start | 0.25 | 0.25 | 0.25 | 0.25 | 0.25 | 0.25 | 0.25 |'
-    assert selfplay.count('0.62 [0.50, 0.75]') == control.count('0.12 [0.00, 0.25]') == 7
-    # -1/2 ± 12.706 · 1/4: Student's t with one degree of freedom.
-    assert gain == '| random - selfplay |' + ' -0.500 [-3.677, +2.677] |' * 7
-    assert 'shown to the start' in picture.read_text()
-    with pytest.raises(SystemExit):
-        hops.main([*folder, '--arms', 'selfplays'])
-    assert "invalid choice: 'selfplays'" in capsys.readouterr().err
+def page(name):
+    return (ROOT / name).read_text().replace('**', '')
 
 
-@pytest.mark.parametrize('name', hops.ARMS)
-def test_every_arm_is_a_sound_config(name):
-    arm = hops.ARMS[name]
-    assert bool(arm.support) == bool(arm.contradiction)
-    config = fields.config('quickstart')
-    fields.set_fields(config, [f'--config.{flag}' for flag in arm.flags])
-    rules.check(config)
+def cells(rows, columns):
+    """Cells of a page: the scores of each row, of three and more their mean with the lowest and the highest."""
+    texts = []
+    for column in columns:
+        scores = [float(row[column]) for row in rows]
+        if len(scores) < 3:
+            texts.append(', '.join(f'{score:.2f}' for score in scores))
+        else:
+            texts.append(f'{np.mean(scores):.2f} [{min(scores):.2f}, {max(scores):.2f}]')
+    return ' | '.join(texts)
 
 
-def test_given_questions_have_the_shares_of_their_arm(tmp_path):
-    file = tmp_path / 'questions.jsonl'
-    hops.write_questions(file, hops.ARMS['supervised_same'].questions)
-    questions = [json.loads(line) for line in file.read_text().splitlines()]
-    of_hops = [question['hops'] for question in questions]
-    assert [of_hops.count(number) for number in range(1, 5)] == [0, 0, 576, 192]
-    # Self-play asks for these shares.
-    assert fields.config('quickstart').schedule.hop_ratio == (0, 0, 3, 1)
-    # The steps of the arm take each question once.
-    config = fields.config('quickstart')
-    flags = hops.ARMS['supervised_same'].flags
-    fields.set_fields(config, [f'--config.{flag}' for flag in flags])
-    assert len({question['question'] for question in questions}) == 768
-    assert config.solver.steps * config.solver.batch == 768
+def hops(first, last, before=''):
+    return [f'{before}{number} hops' for number in range(first, last + 1)]
 
 
-@pytest.mark.parametrize('name', ['random', 'composed'])
-def test_the_command_of_an_arm_is_sound(name, tmp_path):
-    checked = run_python(*hops.words(name, 0, tmp_path / 'run'), '--check')
-    assert 'the command is sound' in checked.stdout, checked.stderr
+def by(rows, name):
+    groups = {}
+    for row in rows:
+        groups.setdefault(row[name], []).append(row)
+    return groups
 
 
-def cell_of(scores):
-    if len(scores) < 3:
-        return ', '.join(f'{score:.2f}' for score in scores)
-    return f'{np.mean(scores):.2f} [{min(scores):.2f}, {max(scores):.2f}]'
-
-
-def test_the_page_has_the_figures_of_the_stored_runs():
-    # Two lines say how the runs were made.
-    lines = (RESULTS / 'hops.tsv').read_text().splitlines()[2:]
-    of_arm = {}
-    for line in lines[1:]:
-        arm, _, *scores = line.split('\t')
-        of_arm.setdefault(arm, []).append([float(scores[2]), float(scores[3])])
-    assert set(of_arm) == {'start', *hops.ARMS}
-    page = (ROOT / 'docs' / 'results.md').read_text().replace('**', '')
-    for scores in of_arm.values():
-        cells = map(cell_of, zip(*scores, strict=True))
-        assert f'| {" | ".join(cells)} |' in page
-    readme = (ROOT / 'README.md').read_text()
+def test_the_pages_have_the_figures_of_self_play_and_its_controls():
+    arms = by(stored('hops.tsv'), 'arm')
+    for rows in arms.values():
+        assert f'| {cells(rows, hops(3, 4))} |' in page('docs/results.md')
 
     def means(arm):
-        return ' | '.join(f'{np.mean(values):.2f}' for values in zip(*of_arm[arm], strict=True))
+        texts = []
+        for column in hops(3, 4):
+            texts.append(f'{np.mean([float(row[column]) for row in arms[arm]]):.2f}')
+        return ' | '.join(texts)
 
-    random_cells = ' | '.join(map(cell_of, zip(*of_arm['random'], strict=True)))
     for row in (
         f'| before | {means("start")} |',
         f'| after self-play (mean of 5 seeds) | {means("selfplay")} |',
-        f'| after random rewards (2 seeds) | {random_cells} |',
+        f'| after random rewards (2 seeds) | {cells(arms["random"], hops(3, 4))} |',
         f'(mean of 3 seeds) | {means("supervised_same")} |',
     ):
-        assert row in readme.replace('**', '')
+        assert row in page('README.md')
 
 
-def rows_of_other_starts():
-    # Two lines say how the runs were made.
-    lines = (RESULTS / 'starts.tsv').read_text().splitlines()[2:]
-    columns = lines[0].split('\t')
-    return [dict(zip(columns, line.split('\t'), strict=True)) for line in lines[1:]]
-
-
-def of_starts(variant, arm, when, lengths):
-    """Cells of a page: exact match by hops, of each seed or their mean with the lowest and the highest."""
-    rows = [r for r in rows_of_other_starts() if (r['variant'], r['arm']) == (variant, arm)]
-    by_hops = [[float(row[f'{when} {hops} hops']) for row in rows] for hops in lengths]
-    if when == 'start':
-        by_hops = [scores[:1] for scores in by_hops]
-    return ' | '.join(map(cell_of, by_hops))
-
-
-def test_the_pages_have_the_figures_of_other_starts():
-    page = (ROOT / 'docs' / 'results.md').read_text()
-    for row in rows_of_other_starts():
-        if row['arm'] == 'selfplay':
-            name = row['variant'] or 'of the package'
-            before, after = (
-                of_starts(row['variant'], 'selfplay', when, (3, 4)) for when in ('start', 'after')
-            )
-            assert f'| {name} | {before} | {row["long proposals"]} | {after} |' in page
-    lengths = (3, 4, 5, 6)
-    assert f'| start | {of_starts("parts last", "selfplay", "start", lengths)} |' in page
-    for arm in ('selfplay', 'composed_six', 'supervised_six'):
-        assert f'| {of_starts("parts last", arm, "after", lengths)} |' in page
-
-
-def test_fresh_questions_are_about_other_facts(monkeypatch, capsys):
-    monkeypatch.setattr(fresh, '_run', lambda *words: '')
-    written = {}
-
-    def measure(folder, policy):
-        written['passages'] = read_lines(folder / 'corpus.jsonl')
-        written['questions'] = [read_lines(folder / f'{number}.jsonl') for number in hops.HOPS]
-        return [0.5] * len(hops.HOPS)
-
-    monkeypatch.setattr(fresh, 'measure', measure)
-    fresh.main(['base', '--questions', '4'])
-    assert capsys.readouterr().out.splitlines()[1].split('\t') == ['base', *['0.5'] * 6]
-    texts = {each['title']: each['text'] for each in written['passages']}
-    of_quickstart = World(12, 'evaluation').passages
-    common = [each for each in of_quickstart if each.title in texts]
-    assert len(common) > 100
-    same = [each for each in common if texts[each.title] == each.text]
-    # By chance a river has the same source.
-    assert len(same) < 0.05 * len(common)
-    counts = [[each['hops'] for each in questions] for questions in written['questions']]
-    assert counts == [[number] * 4 for number in range(1, 7)]
+def test_the_page_has_the_figures_of_other_starts():
+    results = page('docs/results.md')
+    for variant, rows in by(stored('starts.tsv'), 'variant').items():
+        arms = by(rows, 'arm')
+        played = arms['selfplay']
+        # The start is one policy, whatever is trained from it.
+        start, after = cells(played[:1], hops(3, 4, 'start ')), cells(played, hops(3, 4, 'after '))
+        long_proposals = played[0]['long proposals']
+        assert (
+            f'| {variant or "of the package"} | {start} | {long_proposals} | {after} |' in results
+        )
+        if variant == 'parts last':
+            assert f'| start | {cells(played[:1], hops(3, 6, "start "))} |' in results
+            assert set(arms) == {'selfplay', 'composed_six', 'supervised_six'}
+            for of_arm in arms.values():
+                assert f'| {cells(of_arm, hops(3, 6, "after "))} |' in results
 
 
 def test_the_page_has_the_figures_of_fresh_questions():
-    # Two lines say how the runs were made.
-    lines = (RESULTS / 'fresh.tsv').read_text().splitlines()[3:]
-    of_arm = {}
-    for line in lines:
-        policy, *scores = line.split('\t')
-        arm = policy.split('/')[2].rpartition('-')[0] if policy.startswith('runs/') else 'start'
-        of_arm.setdefault(arm, []).append(list(map(float, scores[2:])))
-    page = (ROOT / 'docs' / 'results.md').read_text().replace('**', '')
-    for scores in of_arm.values():
-        cells = map(cell_of, zip(*scores, strict=True))
-        assert f'| {" | ".join(cells)} |' in page
+    arms = {}
+    for row in stored('fresh.tsv'):
+        run = row['policy'].removeprefix('runs/hops/')
+        arms.setdefault(run.rpartition('-')[0], []).append(row)
+    for rows in arms.values():
+        assert f'| {cells(rows, hops(3, 6))} |' in page('docs/results.md')
 
 
 def test_the_page_says_what_credit_per_turn_has_shown():
-    # Two lines say how the runs were made.
-    lines = (RESULTS / 'turn_credit.tsv').read_text().splitlines()[2:]
-    means = {}
-    for line in lines:
-        arm, *_, mean = line.split('\t')
-        if arm.endswith('_credit'):
-            means.setdefault(arm, []).append(float(mean))
-    gain = difference([0.0], np.subtract(means['turn_credit'], means['outcome_credit']))
-    page = (ROOT / 'examples/turn_credit/README.md').read_text()
-    assert interval_text(gain, sign='+') in page
-
-
-def test_a_reward_for_form_is_for_any_answer():
-    assert [hops.answered(text, ['Lomi']) for text in ('Rome', ' ', None)] == [1, 0, 0]
-    assert hops.no_difficulty(2, 5, 0.5) == 0
-
-
-def test_random_rewards_are_fair_and_repeatable():
-    texts = [(f'answer {number}', ['Lomi']) for number in range(1000)]
-    scores = [hops.random_score(*text) for text in texts]
-    assert scores == [hops.random_score(*text) for text in texts]
-    assert set(scores) == {0.0, 1.0} and 0.45 < np.mean(scores) < 0.55
-
-
-def test_counted_operations_are_those_of_the_compiled_program():
-    # One layer, so that XLA's own count needs no loop; dense attention does twice the causal products.
-    model = dataclasses.replace(SMALL, layers=1, logit_chunk=10**6, attention='dense')
-    shapes = jax.eval_shape(functools.partial(transformer.init, model), jax.random.key(0))
-    places = jax.ShapeDtypeStruct((1, 64), jnp.int32)
-    step = jax.jit(jax.grad(lambda p, *batch: transformer.score(model, p, *batch)[0].sum()))
-    compiled = step.lower(shapes, places, places, places).compile().cost_analysis()
-    need = 3 * transformer.forward_operations(model, 64, 64)
-    attention = 3 * 64 * model.layers * 2 * model.heads * model.head_dim * 64
-    assert 0.9 < compiled['flops'] / (need + attention) < 1.25
-
-
-# The other engines of the speed benchmark
-
-
-def test_the_workload_is_uneven_and_its_tokens_are_those_of_our_requests():
-    rollouts = workload.UNEVEN
-    rows = range(len(rollouts))
-    assert {rollouts.turns(row) for row in rows} == {1, 2, 3, 4, 5}
-    assert max(rollouts.length(row) for row in rows) <= rollouts.context
-    codec = bench._Codec(workload.VOCAB_SIZE)
-    request = bench.make_request(rollouts, 4, codec, bench._Search())
-    observations = [rollouts.observation(4, turn) for turn in (0, 1)]
-    assert request.prompt.tolist() == rollouts.prompt(4)
-    assert [request.env.observation(None).tolist() for _ in observations] == observations
-    texts = [rollouts.prompt(4), rollouts.prompt(5), *observations]
-    assert len(set(map(tuple, texts))) == len(texts)
-    for ids in texts:
-        # No special ones.
-        assert workload.FIRST_TOKEN <= min(ids) and max(ids) < workload.VOCAB_SIZE
-
-
-def pins(path):
-    """Name → version for Python 3.11, the oldest one, on which the other engines run."""
-    found = {}
-    for line in path.read_text().splitlines():
-        if '==' in line and not line.startswith('#'):
-            requirement = Requirement(line)
-            marker = requirement.marker
-            if marker is None or marker.evaluate({'python_version': '3.11'}):
-                found[requirement.name] = str(requirement.specifier)
-    return found
-
-
-def test_both_jax_engines_run_on_the_same_jax():
-    peer_pins = pins(PEERS / 'requirements.txt')
-    own_pins = pins(bench.ROOT / 'requirements.txt')
-    for package in ('jax', 'flax', 'optax'):
-        assert peer_pins[package] == own_pins[package]
-
-
-@pytest.fixture
-def fake_peers(tmp_path, monkeypatch):
-    """A folder of scripts that print rates at once, and this interpreter to run them."""
-    monkeypatch.setenv('PEERS_PYTHON', sys.executable)
-    monkeypatch.setattr(bench, 'PEERS_FOLDER', tmp_path)
-    script = (
-        'import sys\n'
-        'from benchmarks.peers import workload\n'
-        'rollouts = workload.WORKLOADS[sys.argv[2]]\n'
-        "workload.print_rates('engine', rollouts, rollout_seconds=1.0, update_seconds=2.0)\n"
+    arms = by(stored('turn_credit.tsv'), 'arm')
+    by_outcome, by_turn = (
+        [float(row['3 and 4']) for row in arms[f'{name}_credit']] for name in ('outcome', 'turn')
     )
-    for name in bench.PEERS:
-        (tmp_path / f'peer_{name}.py').write_text(script)
-    return tmp_path
+    gain = difference([0.0], np.subtract(by_turn, by_outcome))
+    assert interval_text(gain, sign='+') in page('examples/turn_credit/README.md')
 
 
-def test_rates_of_another_engine_are_read_from_its_output(fake_peers):
-    updated_tokens = workload.TRAIN_BATCH * workload.TRAIN_LEN
-    for name, batch in (('tunix', workload.EVEN), ('hf', workload.UNEVEN)):
-        rates = bench.peer(name, batch.name)
-        assert rates == {'rollout': batch.generated, 'train': updated_tokens / 2}
+def test_the_readme_names_the_machines_on_which_every_config_fits():
+    fitting = set()
+    for row in json.loads((RESULTS / 'aot.json').read_text())['rows']:
+        if row['rank'] and row['fits']:
+            fitting.add((row['work'].partition(',')[0], row['machine']))
+    assert 'each config fits a v5litepod-4, and one H100' in page('README.md')
+    for system in ('drzero', 'piplay', 'ssp', 'dspo', 'scope'):
+        assert {(f'configs/{system}.py', 'v5e:2x2'), (f'configs/{system}.py', 'h100')} <= fitting
 
 
-def test_a_failing_script_of_another_engine_is_one_line(fake_peers):
-    (fake_peers / 'peer_hf.py').write_text('import a_missing_engine\n')
-    with pytest.raises(UserError, match='No module named .a_missing_engine.; install') as error:
-        bench.peer('hf', 'even')
-    assert '\n' not in str(error.value)
+def test_the_stored_table_of_claims_is_that_of_the_stored_runs(tmp_path):
+    (tmp_path / 'runs').symlink_to(RESULTS / 'runs')
+    claims.main(['--minutes', '0', '--out', str(tmp_path)])
+    for name in ('claims.json', 'claims.md'):
+        assert (tmp_path / name).read_text() == (RESULTS / name).read_text()
 
 
-def test_ratios_of_a_round_are_ours_over_theirs(fake_peers, capsys):
-    figures = {'generated_tokens_per_second': 6144.0, 'update_tokens_per_second': 4096.0}
-    engine = types.SimpleNamespace(measure=lambda: figures)
-    arguments = bench.parse_arguments(['--rounds', '2'])
-    our_figures, ratios = bench.compare(engine, arguments)
-    assert our_figures == [figures] * 2
-    # The fake engines generate 3072 tokens in a second and update 4096 tokens in two.
-    assert ratios == {
-        'rollout_vs_tunix': [2.0, 2.0],
-        'update_vs_tunix': [2.0, 2.0],
-        'rollout_vs_hf': [2.0, 2.0],
-        'update_vs_hf': [2.0, 2.0],
-    }
-    assert capsys.readouterr().out.count('hf: rollout 3072, train 2048 tokens/s') == 2
-
-
-def test_runs_that_differ_by_the_clock_alone_have_one_hash(tmp_path):
-    record = {'step': 1, 'truncated_rate': 0.25, 'seconds/update': 1.0, 'run': 'a'}
-
-    def hashes_of(weights=b'w', **changes):
-        folder = tmp_path / 'policy' / 'solver'
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / 'model.safetensors').write_bytes(weights)
-        for name in ('metrics.jsonl', 'tasks.jsonl'):
-            (tmp_path / name).write_text(json.dumps(record | changes) + '\n')
-        return small_runs.hashes(tmp_path)
-
-    first = hashes_of()
-    assert all(first.values()) and first == hashes_of(**{'seconds/update': 2.0, 'run': 'b'})
-    other = hashes_of(truncated_rate=0.5)
-    assert other['weights'] == first['weights']
-    assert other['metrics'] != first['metrics'] and other['rollouts'] != first['rollouts']
-    assert hashes_of(weights=b'v')['weights'] != first['weights']
-
-
-@pytest.mark.long
-def test_the_rollout_and_update_of_transformers(monkeypatch):
-    from benchmarks.peers import peer_hf
-
-    sizes = dict(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1)
-    heads = dict(num_attention_heads=2, num_key_value_heads=1, head_dim=8)
-    monkeypatch.setattr(workload, 'QWEN3', workload.QWEN3 | sizes | heads)
-    monkeypatch.setattr(
-        workload, 'random_tokens', lambda seed, tokens, _: [seed % 50 + 10] * tokens
-    )
-    rollouts = workload.Rollouts('', 99, ((9, 3), ()), prompt_tokens=5, turn_tokens=4)
-    model = peer_hf.make_model()
-    contexts = peer_hf.rollout(model, rollouts)
-    assert [len(context) for context in contexts] == [29, 9]
-    assert contexts[0][:5] == [10] * 5 and contexts[1][:5] == [11] * 5
-    # Row 0 after its first turn: seed 1000.
-    assert contexts[0][9:18] == [10] * 9
-    losses = [peer_hf.make_update(model)() for _ in range(2)]
-    assert np.isfinite(losses).all()
+@pytest.mark.parametrize('claim', claims.CLAIMS + claims.ABLATIONS, ids=lambda claim: claim.text)
+def test_arms_of_a_claim_differ_in_what_it_names_and_in_nothing_else(claim):
+    configs = []
+    for arm in filter(None, (claim.better, claim.worse)):
+        config = claims_runs.config_of(arm, seed=0)
+        if claims_runs.ARMS[arm].is_playable:
+            rules.check(config)
+        configs.append(fields.leaves(config))
+    # A field that only one recipe has belongs to the difference of the recipes.
+    common = configs[0].keys() & configs[-1].keys()
+    differing = {name for name in common if configs[0][name] != configs[-1][name]}
+    assert differing == set(claim.differs)

@@ -1,21 +1,30 @@
-"""What every command has in common: a help with an example, and progress for people alone."""
+"""What commands have in common: a help, flags as on the pages, quiet libraries, Ctrl-C, progress for people alone."""
 
 import argparse
-import ctypes
 import json
 import os
 import pathlib
 import pty
 import re
+import shlex
 import signal
 import subprocess
 import sys
 import termios
 import time
+import tomllib
 
 import pytest
 from forked_commands import load_libraries, run_in_fork
+from page_commands import commands
 from python_process import ROOT, finish, run_python, start, start_python, wait_for
+from removed_extras import has_left
+
+import zeroplay_jax
+from zeroplay_jax import __main__ as package
+from zeroplay_jax.configuration import command_line
+from zeroplay_jax.extras import EXTRAS
+from zeroplay_jax.settings.kinds import EXAMPLE_TEXTS
 
 COMMANDS = sorted(
     '.'.join(path.relative_to(ROOT).with_suffix('').parts).removesuffix('.__main__')
@@ -38,8 +47,9 @@ def arguments(parser):
 
 
 def parse_watched(parser, *given):
-    """Parses; arguments that --help says nothing about are named."""
+    """Parses; all flags are printed, those of kinds of a command as well, and arguments without a help."""
     for action in arguments(parser):
+        print(*action.option_strings)
         if not action.help:
             print('no help for', action.option_strings or action.dest)
     return parse(parser, *given)
@@ -49,12 +59,12 @@ parse = argparse.ArgumentParser.parse_known_args
 
 
 def print_helps(output):
-    """Prints what --help of every command prints, by processes that this one forks after loading libraries."""
+    """Prints what -h of every command prints, by processes that this one forks after loading libraries."""
     load_libraries()
     argparse.ArgumentParser.parse_known_args = parse_watched
     texts = {}
     for module in COMMANDS:
-        texts[module] = run_in_fork(module, ['--help'], pathlib.Path(output))
+        texts[module] = run_in_fork(module, ['-h'], pathlib.Path(output))
     print(json.dumps(texts))
 
 
@@ -73,6 +83,92 @@ def test_help_says_how_to_give_the_command_and_what_every_argument_is(helps, mod
     lines = [line for line in text.split('\n') if 'usage:' not in line]
     assert status == 0 and any(f'python -m {module}' in line for line in lines), text[-2000:]
     assert 'Traceback' not in text and 'no help for' not in text
+
+
+def commands_of_pages():
+    """(page, module, words) of every command of the package on a page, or in the list of the papers' tables."""
+    pages = ('*.md', '[b-r]*/*.md', 'examples/*/*.md', 'benchmarks/peers/*.md')
+    for page in [path for pattern in pages for path in sorted(ROOT.glob(pattern))]:
+        for command in commands(page):
+            # What another command writes in the place of flags is checked where that one is tested.
+            plain = re.sub(r'\$\([^)]*\)|\$\w+', '', command)
+            for python, module, words in re.findall(r'(\S*python) -m ([\w.]+)([^|&>]*)', plain):
+                is_ours = module.startswith(('zeroplay_jax', 'benchmarks', 'tools'))
+                if is_ours and not has_left(module.replace('.', '/')):
+                    assert python == '.venv/bin/python', (page, command)
+                    yield page, module, shlex.split(words)
+    papers = tomllib.loads((ROOT / 'docs' / 'papers.toml').read_text(encoding='utf-8'))
+    for place, row in papers.items():
+        if 'command' in row:
+            module, *words = shlex.split(row['command'])
+            yield place, f'zeroplay_jax.{module}', words
+
+
+def test_commands_of_pages_have_flags_and_fields_that_exist(helps):
+    checked = 0
+    for page, module, words in commands_of_pages():
+        fields = [word for word in words if word.startswith('--config.')]
+        names = {word.partition('=')[0] for word in words if word.startswith('--')}
+        for name in names - {field.partition('=')[0] for field in fields}:
+            assert name in helps[module][1].replace('--[no]', '--'), (page, module, name)
+        # That of a page's own recipe is played by tests/test_readme.py.
+        if fields and '--config.recipe=' not in ' '.join(fields):
+            (config,) = [word for word in words if word.startswith('--config=')] or ['']
+            command_line.load(config.removeprefix('--config=') or 'configs/quickstart.py', fields)
+        checked += 1
+    assert checked > 60
+
+
+def test_the_package_lists_its_commands(capsys):
+    assert package.main([]) == 0
+    listed_lines = capsys.readouterr().out.splitlines()
+    for command, line in zip(package.COMMANDS, listed_lines):
+        assert line.startswith(f'python -m zeroplay_jax.{command} ') and line.endswith('.')
+    runnable = {name.removeprefix('zeroplay_jax.') for name in COMMANDS}
+    # What trains the checkpoints that come with the package is for its developers.
+    of_users = {name for name in runnable if re.fullmatch(r'\w+|retrieval\.\w+|mini\.sample', name)}
+    of_extras = {f'extras.{name}' for name, extra in EXTRAS.items() if extra.is_command}
+    assert of_users - {'zeroplay_jax'} | of_extras == set(package.COMMANDS)
+    assert package.main(['--version']) == 0
+    assert capsys.readouterr().out == f'zeroplay_jax {zeroplay_jax.__version__}\n'
+    for word, line in {
+        'evalute': 'did you mean evaluate?',
+        'nothing': 'lists the commands',
+    }.items():
+        assert package.main([word]) == 2
+        assert line in capsys.readouterr().err
+
+
+def test_a_command_as_a_word_is_the_module():
+    as_word, as_module = (
+        run_python('-m', *words.split(), '--nothing')
+        for words in ('zeroplay_jax train', 'zeroplay_jax.main')
+    )
+    assert as_word.returncode == 2 and as_word.stderr == as_module.stderr != ''
+
+
+@pytest.mark.fault('user-10', 'retrieval.build on a machine without a TPU')
+def test_building_an_index_prints_nothing_of_libraries(tmp_path):
+    words = ('--corpus', EXAMPLE_TEXTS, '--encoder', 'lexical', '--out', tmp_path / 'index')
+    # JAX looks for accelerators, as it does for anybody.
+    done = run_python('-m', 'zeroplay_jax.retrieval.build', *words, fresh=True, JAX_PLATFORMS='')
+    *about, last = done.stderr.splitlines()
+    assert ': 44 passages' in last and len(about) == 1, done.stderr
+
+
+@pytest.mark.fault('user-10', 'reading a checkpoint of several processes, or for an export')
+def test_orbax_does_not_report_sizes_that_it_does_not_log():
+    from absl import logging
+
+    from zeroplay_jax.learner import checkpoint
+
+    checkpoint.state_reader()
+    logging.set_verbosity(logging.WARNING)
+    logger = logging.get_absl_logger()
+    shown = []
+    for line in ('Global object size logging disabled for `primary_host=None`.', 'other'):
+        shown.append(logger.filter(logger.makeRecord('absl', 30, '', 0, line, (), None)))
+    assert list(map(bool, shown)) == [False, True]
 
 
 def start_interruptible(*words):
@@ -97,12 +193,9 @@ def test_ctrl_c_is_one_line(tmp_path):
 @pytest.mark.parametrize(
     ('command', 'module'),
     [
-        ('main --config=configs/quickstart.py --workdir=FOLDER/run', 'absl'),
         ('main --config=configs/quickstart.py --workdir=FOLDER/run', 'jax'),
-        ('evaluate --config=configs/quickstart.py', 'ml_collections'),
         ('ask Who?', 'ml_collections'),
         ('extras.inputs answers --corpus FOLDER --out FOLDER/out', 'numpy'),
-        pytest.param('report FOLDER', 'numpy', marks=pytest.mark.long),
     ],
 )
 def test_ctrl_c_while_libraries_load_is_one_line(tmp_path, command, module):
@@ -164,9 +257,6 @@ with command.quiet():
     done = run_python('-c', code)
     assert done.returncode == 130
     assert done.stderr.strip() == 'zeroplay_jax: stopped before it began'
-    raised = code.replace('with command', 'signals.raise_again()\nwith command')
-    done = run_python('-c', raised)
-    assert 'KeyboardInterrupt' in done.stderr
 
 
 def test_a_cpu_is_divided_into_devices():
@@ -185,29 +275,6 @@ print(jax.device_count())
     for program, flags, devices in ((code, '', '3'), (code, five, '5'), (used, '', '1')):
         done = run_python('-c', program, XLA_FLAGS=flags)
         assert done.stdout.strip() == devices, done.stderr
-
-
-def test_temporaries_of_a_divided_cpu_stay_in_memory():
-    code = """import resource
-from zeroplay_jax.runtime.devices import divide_cpu
-divide_cpu(DEVICES)
-import itertools, jax, jax.numpy as jnp
-cumulate = jax.jit(lambda x: jnp.cumsum(jnp.sin(x[:, None] + jnp.arange(4096.0)), 0) @ jnp.ones(4096))
-faults = []
-for _ in range(8):
-    jax.block_until_ready(cumulate(jnp.ones(4096)))
-    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
-print(min(after - before for before, after in itertools.pairwise(faults)))
-"""
-    if not hasattr(ctypes.CDLL(None), 'mallopt'):
-        pytest.skip('this C library has no mallopt')
-    faults = []
-    for devices in (2, 1):
-        done = run_python('-c', code.replace('DEVICES', str(devices)), XLA_FLAGS='')
-        faults.append(int(done.stdout))
-    # 64 MiB, only while the heap grows or in every call. How many faults that are depends on the size of pages.
-    divided, whole = faults
-    assert divided < whole / 4
 
 
 def on_a_terminal(code):

@@ -13,7 +13,9 @@ from python_process import ROOT, run_python
 from removed_extras import has_left
 
 from zeroplay_jax.configs import common
-from zeroplay_jax.configuration import fields
+from zeroplay_jax.configuration import fields, rules
+from zeroplay_jax.configuration.reference import reference
+from zeroplay_jax.run import loop
 from zeroplay_jax.selfplay.recipe import trained_roles
 
 PAGES = sorted(ROOT.glob('*.md')) + sorted(ROOT.glob('[a-z]*/*.md'))
@@ -64,40 +66,38 @@ def test_links_and_anchors_resolve(page):
     assert not faulty_links(page)
 
 
-@pytest.fixture(scope='module')
-def site(tmp_path_factory):
-    """The folder of the built site."""
-    folder = tmp_path_factory.mktemp('docs') / 'site'
-    words = ('-m', 'mkdocs', 'build', '--strict', '--site-dir', folder)
+@needs_mkdocs
+def test_the_site_has_every_page_and_loads_nothing_from_the_network(tmp_path):
+    words = ('-m', 'mkdocs', 'build', '--strict', '--site-dir', tmp_path)
     result = run_python(*words, timeout=120, NO_MKDOCS_2_WARNING='1')
     assert result.returncode == 0, result.stderr
-    return folder
-
-
-@needs_mkdocs
-def test_the_site_loads_nothing_from_the_network(site):
-    for page in site.glob('*.html'):
-        loaded = re.findall(
-            r'<(?:script|img|link)\b[^>]*?(?:src|href)="(https?:[^"]*)"', page.read_text()
-        )
-        assert not loaded, page.name
+    names = {page.stem for page in tmp_path.glob('*.html')}
+    assert names >= {page.stem for page in (ROOT / 'docs').glob('*.md')}
+    assert not list(tmp_path.rglob('*.py'))
+    from_network = r'<(?:script|img|link)\b[^>]*?(?:src|href)="(https?:[^"]*)"'
+    for page in tmp_path.glob('*.html'):
+        assert not re.findall(from_network, page.read_text()), page.name
 
 
 def python_blocks(page):
     return re.findall(r'^```python\n(.*?)^```', (ROOT / page).read_text(), re.M | re.S)
 
 
-def test_the_page_of_all_fields_is_that_of_the_schema():
-    from zeroplay_jax.configuration.reference import reference
+SCRIPTS = {
+    'hyperparameters.md': 'hyperparameter_page.py',
+    'ablations.md': 'ablation_page.py',
+    'recipe-reference.md': 'recipe_page.py',
+}
 
+
+def test_pages_that_a_script_writes_are_what_it_writes_now():
+    for page, script in SCRIPTS.items():
+        written = runpy.run_path(str(ROOT / 'docs' / script))['page']()
+        is_current = (ROOT / 'docs' / page).read_text(encoding='utf-8') == written
+        assert is_current, f'.venv/bin/python docs/{script} > docs/{page}'
     is_current = (ROOT / 'docs/configuration.md').read_text() == reference()
     assert is_current, 'python -m zeroplay_jax.configuration.reference > docs/configuration.md'
-
-
-def test_the_page_about_parts_of_recipes_is_that_of_their_docstrings():
-    command = '.venv/bin/python docs/recipe_page.py > docs/recipe-reference.md'
-    page = runpy.run_path(str(ROOT / 'docs/recipe_page.py'))['page']()
-    assert (ROOT / 'docs/recipe-reference.md').read_text(encoding='utf-8') == page, command
+    assert (ROOT / 'examples/calculator/tool.py').read_text() in python_blocks('docs/tools.md')
 
 
 def test_the_figures_are_those_of_their_script_and_say_what_the_configs_say():
@@ -136,17 +136,7 @@ def test_the_reference_has_what_recipes_of_others_import(user_reads):
     user_reads('right: docs/recipe-reference.md')
 
 
-def test_the_tool_of_the_documentation_works():
-    from zeroplay_jax.tools.base import Invocation
-
-    file = ROOT / 'examples/calculator/tool.py'
-    assert file.read_text() in python_blocks('docs/tools.md')
-    names = runpy.run_path(str(file))
-    arguments = names['Calculator']().validated({'expression': '(1998 - 1934) / 4'})
-    assert names['Calculator']().run([Invocation(arguments)])[0].text == '16'
-
-
-def test_the_page_about_python_runs(monkeypatch, capsys):
+def test_the_pages_about_python_run(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     names = {}
     for number, block in enumerate(python_blocks('docs/api.md')):
@@ -158,10 +148,24 @@ def test_the_page_about_python_runs(monkeypatch, capsys):
     assert names['rollout'].turns[-1].text.strip() in capsys.readouterr().out
 
 
-def test_the_derived_recipe_of_the_documentation_works(tmp_path, monkeypatch):
-    from zeroplay_jax.configuration import rules
-    from zeroplay_jax.configuration.fields import default_config
+@pytest.mark.fault('user-11', 'the example of the README')
+def test_the_python_example_of_the_readme_has_rewards_and_a_loss(tmp_path, monkeypatch, capsys):
+    (example,) = python_blocks('README.md')
+    statements = [x for x in example.splitlines() if x and not x.startswith('import')]
+    assert len(statements) <= 10
+    # Its last line trains for minutes, in the function that the command calls.
+    trained = []
+    monkeypatch.setattr(loop, 'run', lambda *arguments: trained.append(arguments))
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(compile(example, 'README.md', 'exec'), names)
+    assert 'search' in capsys.readouterr().out
+    assert len(set(names['rewards'][0].tolist())) == 2 and abs(float(names['loss'])) > 1e-3
+    ((config, workdir),) = trained
+    assert config.recipe == 'drzero' and workdir == 'runs/from_python'
 
+
+def test_the_derived_recipe_of_the_documentation_works(tmp_path, monkeypatch):
     examples = python_blocks('docs/recipes.md')
     recipe = next(text for text in examples if 'class Recipe(drzero.Recipe)' in text)
     page = next(text for text in examples if 'their_package.critical' in text)
@@ -171,7 +175,7 @@ def test_the_derived_recipe_of_the_documentation_works(tmp_path, monkeypatch):
     (tmp_path / 'their_package' / '__init__.py').touch()
     (tmp_path / 'their_package' / 'critical.py').write_text(recipe)
     monkeypatch.syspath_prepend(tmp_path)
-    config = default_config('their_package.critical')
+    config = fields.default_config('their_package.critical')
     assert trained_roles(config) == ('proposer', 'solver', 'critic')
     names = {}
     exec(compile(page, 'config', 'exec'), names)

@@ -3,13 +3,14 @@ pretended gcloud."""
 
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
 
 import pytest
 from launch_cases import LAUNCH, OPTIONS, RUN, call, fake
-from python_process import PIPES, start
+from python_process import PIPES, finish, start
 
 STAND_IN = """
 import os, signal, sys, time
@@ -60,10 +61,8 @@ def test_two_processes_that_end_well(two):
     ('ends', 'process', 'status'),
     [
         ('waits,3', 1, 3),
-        ('7,waits', 0, 7),
         ('waits,killed', 1, 137),
         ('stubborn,1', 1, 1),
-        ('0,5', 1, 5),
         ('waits,2', 1, 2),
     ],
 )
@@ -150,65 +149,44 @@ def cloud(tmp_path):
     return start
 
 
-@pytest.mark.parametrize('lost', [pytest.param('suspended', marks=pytest.mark.long), 'preempted'])
-def test_a_preempted_slice_is_asked_for_again_and_the_same_command_runs(cloud, lost):
-    result, steps, calls = cloud(lost, lost, '0')
-    assert result.returncode == 0, result.stderr
-    once = ['create', 'scp', 'zeroplay_jax.main', 'delete']
-    assert steps == once * 3
-    assert len({line for line in calls if '-m zeroplay_jax.main' in line}) == 1
-    assert 'the run has succeeded' in result.stderr
+ATTEMPT = ['scp', 'zeroplay_jax.main']
+# What the cloud answers to each start of the run → the status of the script, its steps and the end of what it says.
+ENDS = {
+    'preempted suspended 0': (0, ['create', *ATTEMPT, 'delete'] * 3, 'the run has succeeded'),
+    # On a healthy slice it is tried a few times, and the slice stays.
+    '1 1 1 0': (2, ['create', *ATTEMPT * 3], 'failed on a healthy slice'),
+    # A run that has saved is started again at once, and that counts as no failure.
+    '75 75 75 75 0': (0, ['create', *ATTEMPT * 5, 'delete'], 'the run has succeeded'),
+    # One that is refused or stops itself is not tried again.
+    '2 0': (2, ['create', *ATTEMPT], 'was refused'),
+    '3 0': (3, ['create', *ATTEMPT], 'the run stopped itself'),
+    '4 0': (4, ['create', *ATTEMPT], 'the run stopped itself'),
+}
 
 
-def test_the_packed_project_has_an_unpredictable_name_and_is_removed(cloud, tmp_path):
-    (tmp_path / 'tar').unlink()
-    _, _, calls = cloud('0')
-    (copy,) = [line for line in calls if ' scp ' in line]
-    words = copy.split()
-    packed = pathlib.Path(words[words.index('scp') + 1])
-    assert packed.parent.parent == tmp_path and packed.parent.name.startswith('zeroplay_jax.')
-    assert not packed.parent.name.endswith('X' * 10) and not packed.parent.exists()
+@pytest.mark.parametrize('answers', ENDS)
+def test_the_loop_around_a_slice_ends_as_the_run_does(cloud, answers):
+    status, expected_steps, line = ENDS[answers]
+    result, steps, calls = cloud(*answers.split())
+    assert (result.returncode, steps) == (status, expected_steps), result.stderr
+    assert line in result.stderr
+    assert len({call for call in calls if '-m zeroplay_jax.main' in call}) == 1
 
 
+# GNU tar ends with 1 if a file changed or was removed while it read it, and with 2 after an error.
 @pytest.mark.parametrize('status, is_run', [(1, True), (2, False)])
-def test_a_file_that_changes_while_the_project_is_packed_is_no_failure(
+def test_the_project_is_packed_into_a_folder_of_its_own_though_files_change(
     cloud, tmp_path, status, is_run
 ):
-    # GNU tar ends with 1 if a file changed or was removed while it read it, and with 2 after an error.
     fake(tmp_path, 'tar', f'/usr/bin/env -S PATH=/usr/bin:/bin tar "$@"; exit {status}')
-    result, steps, _ = cloud('0')
-    assert ('zeroplay_jax.main' in steps) == is_run
-    assert (result.returncode == 0) == is_run, result.stderr
-
-
-def test_a_run_that_fails_on_a_healthy_slice_is_tried_a_few_times(cloud, tmp_path):
-    result, steps, _ = cloud('1', '1', '1', '0')
-    assert (
-        result.returncode == 2 and steps.count('zeroplay_jax.main') == 3 and 'delete' not in steps
-    )
-    assert (
-        'failed on a healthy slice (status 1' in result.stderr
-        and '3 times in a row' in result.stderr
-    )
-    assert 'queued-resources delete zero' in result.stderr.splitlines()[-1]
-    result, steps, _ = cloud('1', '0')  # the slice is still there
-    assert result.returncode == 0 and steps.count('create') == 1
-
-
-def test_a_run_that_has_saved_is_started_again_at_once_and_counts_as_no_failure(cloud):
-    result, steps, _ = cloud('75', '75', '75', '75', '0')
-    assert result.returncode == 0 and steps.count('zeroplay_jax.main') == 5
-    assert 'failed on a healthy slice' not in result.stderr
-
-
-@pytest.mark.parametrize(
-    ('status', 'line'),
-    [(2, 'was refused'), (3, 'the run stopped itself'), (4, 'the run stopped itself')],
-)
-def test_a_run_that_is_refused_or_stops_itself_is_not_tried_again(cloud, status, line):
-    result, steps, _ = cloud(str(status), '0')
-    assert result.returncode == status and steps == ['create', 'scp', 'zeroplay_jax.main']
-    assert line in result.stderr.splitlines()[-1]
+    result, steps, calls = cloud('0')
+    assert (result.returncode == 0) == is_run == ('zeroplay_jax.main' in steps), result.stderr
+    for line in [line for line in calls if ' scp ' in line]:
+        words = line.split()
+        packed = pathlib.Path(words[words.index('scp') + 1])
+        # With an unpredictable name, and removed.
+        assert re.fullmatch(r'zeroplay_jax\.(?!X{10})\w{10}', packed.parent.name)
+        assert packed.parent.parent == tmp_path and not packed.parent.exists()
 
 
 def test_install_brings_a_python_where_there_is_none(tmp_path):
@@ -220,17 +198,12 @@ def test_install_brings_a_python_where_there_is_none(tmp_path):
     for name in ('python3.11', 'python3.12', 'python3.13', 'python'):
         fake(tmp_path, name, 'exit 127')
     path = f'{tmp_path}:{os.environ["PATH"]}'
-    result = finish_status(start(['launch/install.sh', 'tpu'], tmp_path, PATH=path))
+    with pytest.raises(AssertionError):
+        finish(start(['launch/install.sh', 'tpu'], tmp_path, PATH=path))
     calls = (tmp_path / 'calls').read_text()
     assert '-m pip install --quiet --user uv\n' in calls
     assert '-m uv venv --quiet --seed --python 3.12 .venv\n' in calls
-    # Nothing was really installed, and it does not say otherwise.
-    assert result[0] != 0 and not (tmp_path / '.venv').exists()
-    status, said = finish_status(start(['launch/install.sh', 'gpu'], tmp_path))
-    assert status == 2 and "'gpu' is none of tpu, cuda12, cuda13" in said
-
-
-def finish_status(process):
-    """(exit status, errors) of a process."""
-    _, err = process.communicate(timeout=60)
-    return process.returncode, err
+    # Nothing was really installed, and it has not said otherwise.
+    assert not (tmp_path / '.venv').exists()
+    _, said = finish(start(['launch/install.sh', 'gpu'], tmp_path), status=2)
+    assert "'gpu' is none of tpu, cuda12, cuda13" in said

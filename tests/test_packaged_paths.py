@@ -10,9 +10,8 @@ from zeroplay_jax.configuration import fields, rules
 from zeroplay_jax.retrieval import build, downloads
 from zeroplay_jax.settings.kinds import EXAMPLE_TEXTS, PACKAGE
 
-inputs = pytest.importorskip('zeroplay_jax.extras.inputs.__main__')
-
 CLEAN = 'zeroplay_jax/mini/clean'
+TEXTS = 'zeroplay_jax/mini/texts'
 
 
 @pytest.fixture(autouse=True)
@@ -20,54 +19,35 @@ def elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def policy_of_config():
+@pytest.mark.fault('user-1', 'a packaged policy, named in a folder that is no checkout')
+def test_a_packaged_policy_is_found_from_any_folder():
     config = zp.config('drzero', 'mini', {'policy.path': CLEAN})
     rules.check(config)
-    return config.policy.path
-
-
-def corpus_of(module, *arguments):
-    return str(
-        module._parser().parse_args([*arguments, '--corpus', 'zeroplay_jax/mini/texts']).corpus
-    )
-
-
-PLACES = {
-    'load_policy': lambda: zp.load_policy(CLEAN).config.policy.path,
-    'load_policy(settings)': lambda: (
-        zp.load_policy(settings=zp.config(changes={'policy.path': CLEAN})).config.policy.path
-    ),
-    'ask --policy': lambda: str(ask._policy_folder(CLEAN)),
-    'main --policy': policy_of_config,
-}
-
-
-@pytest.mark.fault('user-1', 'a packaged policy, named in a folder that is no checkout')
-@pytest.mark.parametrize('place', PLACES)
-def test_a_packaged_policy_is_found_from_any_folder(place, user_reads):
-    path = PLACES[place]()
-    assert pathlib.Path(path) == PACKAGE / 'mini' / 'clean'
-    user_reads(f'right: {place} reads the policy of this installation')
+    loaded = (zp.load_policy(CLEAN), zp.load_policy(settings=config))
+    paths = [policy.config.policy.path for policy in loaded]
+    for path in (*paths, config.policy.path, ask._policy_folder(CLEAN)):
+        assert pathlib.Path(path) == PACKAGE / 'mini' / 'clean'
 
 
 @pytest.mark.fault('user-1', 'the packaged texts, named in a folder that is no checkout')
-def test_packaged_texts_are_found_from_any_folder(user_reads):
-    assert corpus_of(quickstart) == str(EXAMPLE_TEXTS)
-    documents = inputs._parser().parse_args(
-        'documents --corpus zeroplay_jax/mini/texts --count=1 --out=d.jsonl'.split()
-    )
-    assert str(documents.corpus) == str(EXAMPLE_TEXTS)
-    build.main('--corpus zeroplay_jax/mini/texts --kind bm25 --out index'.split())
+def test_packaged_texts_and_configs_are_found_from_any_folder():
+    inputs = pytest.importorskip('zeroplay_jax.extras.inputs.__main__')
+    of_quickstart = quickstart._parser().parse_args(['--corpus', TEXTS])
+    words = f'documents --corpus {TEXTS} --count=1 --out=d.jsonl'
+    for arguments in (of_quickstart, inputs._parser().parse_args(words.split())):
+        assert str(arguments.corpus) == str(EXAMPLE_TEXTS)
+    build.main(f'--corpus {TEXTS} --kind bm25 --out index'.split())
     assert pathlib.Path('index/manifest.json').is_file()
-    user_reads('right: quickstart, inputs and retrieval.build read the texts of this installation')
+    assert fields.config_of_file('configs/drzero.py:mini').recipe == 'drzero'
 
 
 def test_a_file_in_the_current_folder_takes_precedence():
     pathlib.Path(CLEAN).mkdir(parents=True)
-    assert downloads.packaged(CLEAN) == CLEAN
-    for path in ('', 'elsewhere/mini/clean', 'zeroplay_jax/mini/none', 'zeroplay_jax/api.py'):
+    for path in (
+        CLEAN,
+        '',
+        'elsewhere/mini/clean',
+        'zeroplay_jax/mini/none',
+        'zeroplay_jax/api.py',
+    ):
         assert downloads.packaged(path) == path
-
-
-def test_a_packaged_config_is_found_from_any_folder():
-    assert fields.config_of_file('configs/drzero.py:mini').recipe == 'drzero'

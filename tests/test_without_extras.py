@@ -19,7 +19,7 @@ for path in sorted(pathlib.Path('zeroplay_jax').rglob('*.py')):
 """
 # What a removed extra can break: rules and tables about all files, commands and pages.
 WIDE = """
-    test_house.py test_docs.py test_refusals.py test_first_minutes.py test_commands.py test_workdir.py test_launch.py
+    test_house.py test_docs.py test_refusals.py test_commands.py test_workdir.py test_launch.py
     test_check.py test_config_values.py test_ask_settings.py test_registry.py test_packaged_paths.py
 """.split()
 

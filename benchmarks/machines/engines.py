@@ -2,8 +2,7 @@
 
 What the device gets next (which rows are prefilled, which decode, which lose their pages) is decided by the real
 `rollout.slots.SlotPool`: its decisions depend on lengths only, so they can be played in milliseconds. In place of the
-sampler, `Device` counts tokens; what a call costs comes from `costs`. tests/test_slices_rules.py compares the
-calls with those of a real sampler.
+sampler, `Device` counts tokens; what a call costs comes from `costs`.
 """
 
 from __future__ import annotations
