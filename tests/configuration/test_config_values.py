@@ -6,7 +6,6 @@ import pathlib
 import typing
 
 import config_checks
-import pydantic
 import pytest
 from config_checks import FILES, ROOT, message
 from refused_calls import check_table
@@ -110,36 +109,26 @@ def _with_number(value, number):
     return (*value[:-1], number) if isinstance(value, tuple) else number
 
 
-@pytest.mark.fault('D', 'inf, nan, 1e999 in every field that holds numbers, alone or in a list')
-@pytest.mark.parametrize('text', NOT_FINITE)
-def test_numbers_that_are_not_finite_are_refused_in_every_field(sound, text):
+def _refuse_in_fields_of(kind, sound, number, reason):
     for name, value in list(fields.leaves(sound).items()):
         numbers = value if isinstance(value, tuple) else (value,)
-        if not any(type(number) is float for number in numbers):
+        if not any(type(each) is kind for each in numbers):
             continue
         config = sound.copy_and_resolve_references().unlock()
-        config.update_from_flattened_dict({name: _with_number(value, float(text))})
-        with pytest.raises(ConfigError, match=f'config.{name}=.*(finite|valid)'):
+        config.update_from_flattened_dict({name: _with_number(value, number)})
+        with pytest.raises(ConfigError, match=f'config.{name}={reason}'):
             fields.check_values(config)
 
 
-@pytest.mark.fault('D', 'finite shares whose sum is infinite')
-def test_shares_with_an_infinite_sum_are_refused(sound):
-    sound.schedule.hop_ratio = (1e308, 1e308)
-    with pytest.raises(ConfigError, match='schedule.hop_ratio=.*give up to six'):
-        fields.check_values(sound)
+@pytest.mark.fault('D', 'inf, nan, 1e999 in every field that holds numbers, alone or in a list')
+@pytest.mark.parametrize('text', NOT_FINITE)
+def test_numbers_that_are_not_finite_are_refused_in_every_field(sound, text):
+    _refuse_in_fields_of(float, sound, float(text), '.*(finite|valid)')
 
 
 @pytest.mark.fault('kin-numbers', 'whole numbers beyond 32 bits in every field')
 def test_whole_numbers_that_no_accelerator_holds_are_refused(sound):
-    for name, value in list(fields.leaves(sound).items()):
-        numbers = value if isinstance(value, tuple) else (value,)
-        if not any(type(number) is int for number in numbers):
-            continue
-        config = sound.copy_and_resolve_references().unlock()
-        config.update_from_flattened_dict({name: _with_number(value, 10**30)})
-        with pytest.raises(ConfigError, match=f'config.{name}='):
-            fields.check_values(config)
+    _refuse_in_fields_of(int, sound, 10**30, '')
 
 
 @pytest.mark.fault('N', 'the same list given twice on the command line')
@@ -154,19 +143,6 @@ def test_the_last_flag_of_a_field_counts():
     assert (config.eval.hops, config.seed) == ((2,), 1)
     config = read('--noconfig.progress --config.seed=1 --config.progress --config.seed=2')
     assert (config.progress, config.seed) == (True, 2)
-
-
-def test_a_frozen_config_reads_as_the_one_of_the_user():
-    config = fields.config('drzero', 'mini')
-    frozen = fields.frozen(config)
-    assert dict(frozen.rollout) == {**frozen.rollout} == config.rollout.to_dict()
-    assert 'solver' in frozen and 'ssp' not in frozen and frozen.get('ssp') is None
-    assert list(frozen.mesh) == list(frozen.mesh.keys()) and len(frozen.mesh) == 3
-    assert fields.leaves(config).items() <= fields.leaves(frozen).items()
-    with pytest.raises(KeyError):
-        frozen['no_section']
-    with pytest.raises(pydantic.ValidationError):
-        frozen.seed = 1
 
 
 def write_files(folder):

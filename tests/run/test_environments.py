@@ -11,7 +11,6 @@ import time
 import tomllib
 
 import example_runs
-import killed_runs
 import pytest
 from run_files import check_same_run, lines
 
@@ -81,14 +80,6 @@ def test_a_server_of_openenv_trains_three_steps(whole):
     rows = check_steps(whole, 3)
     assert all('Now with' in text for row in rows for text in replies(row))
     assert {len(row['turns']) for row in rows} == {3}
-
-
-@pytest.mark.long
-def test_a_killed_run_ends_with_the_same_bits(make_config, whole, tmp_path, monkeypatch):
-    killed = tmp_path / 'killed'
-    killed_runs.run_until(2, monkeypatch, make_config(), killed)
-    loop.run(make_config(), killed)
-    check_same_run(whole, killed)
 
 
 def environment_with(folder, requirement):
