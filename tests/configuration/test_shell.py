@@ -47,8 +47,6 @@ def sent(shell_text, line, key='new-pipe'):
         sent('| head -1', 'standard output'),
         sent('2> >(head -1) >&1', 'standard error'),
         sent('2>&1 | head -1', ''),
-        sent('>&-', ''),
-        sent('2>&-', ''),
         sent('<&- >&- 2>&-', ''),
     ],
 )
@@ -62,8 +60,6 @@ def test_a_command_outlives_the_readers_of_its_output(tmp_path, redirection, gon
 @pytest.mark.parametrize(
     ('command', '_'),
     [
-        sent('-m zeroplay_jax | true', ''),
-        sent('-m zeroplay_jax.extras.figures list | true', ''),
         sent('-m zeroplay_jax.main --help | true', ''),
         sent('-mzeroplay_jax.extras.figures list | true', ''),
         sent('-c "import zeroplay_jax.__main__ as z; z.main()" | true', ''),
