@@ -6,7 +6,7 @@ import types
 import pytest
 from config_checks import message
 
-from zeroplay_jax import ask
+from zeroplay_jax import ask, export
 from zeroplay_jax.configs import common
 from zeroplay_jax.configuration import places, rules
 from zeroplay_jax.data import files
@@ -30,6 +30,11 @@ def test_ask_takes_the_fields_of_the_other_commands(tmp_path):
     # The field of other commands for the policy is the flag of this one, which comes first.
     assert ask._arguments(['--config.policy.path=p', 'who?']).policy == ['p']
     assert ask._arguments(['--policy=q', '--config.policy.path=p', 'who?']).policy == ['q']
+
+
+def test_results_are_written_to_this_machine(tmp_path):
+    with pytest.raises(RetrievalError, match='--out gs:/b/x: results are written to this machine'):
+        export._parser().parse_args([str(tmp_path), '--out', 'gs://b/x'])
 
 
 def test_a_writer_that_is_not_installed_is_one_line(sound, monkeypatch):
