@@ -35,8 +35,8 @@ from zeroplay_jax.settings.kinds import ConfigError
 SMALL = config_flags("""
     world.train=(0,4) world.evaluation=(0,2) sampler.slots=16 micro.rows=2 proposer.batch=8 solver.batch=4
     schedule.hop_ratio=(2,1,1)
-    pool.batch=8 pool.batches=1 proposer.steps=2 solver.steps=3 solver.samples=3 reward.solves=2
-    schedule.iterations=2 eval.questions=1 eval.every=0 checkpoint.every=2 stop_after_empty_steps=0
+    pool.batch=16 pool.batches=1 proposer.steps=2 solver.steps=3 solver.samples=3 reward.solves=2
+    schedule.iterations=2 eval.questions=2 eval.every=0 checkpoint.every=2 stop_after_empty_steps=0
     checkpoint.iterations=True
 """)
 
