@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 from python_process import config_flags, run_python
-from refused_calls import check_table, refused
+from refused_calls import check_table, check_values, refused
 from trajectories import ASKS_SOLVER, make_trajectory
 
 import zeroplay_jax as zp
@@ -235,49 +235,10 @@ def rollout(sample=0):
 
 # These, and what begins with score_, are named by calls of the table.
 ROLLOUTS = [[rollout(0), rollout(1)], [rollout(2), rollout(3)]]
+YEAR = make_trajectory(Turn('<answer>1912</answer>'))
 
 
 CALLS = pathlib.Path(__file__).parent / 'golden' / 'api_refusals.txt'
-# What others sent, as the table of benchmarks/faults.py has it → the same call, and the words that refuse it.
-SAMPLE = "zp.sample_rollouts(policy, index, ['{}'], {})"
-REPORTED = {
-    "zp.config(…, {'solver.steps': True})": (
-        "zp.config('drzero', '', {'solver.steps': True})",
-        'config.solver.steps=True: Input should be a valid integer',
-    ),
-    "zp.config(…, {'solver.learning_rate': None})": (
-        "zp.config('drzero', '', {'solver.learning_rate': None})",
-        'learning_rate=None: Input should be a valid number',
-    ),
-    'zp.load_policy with settings.solver.foo = 3': (
-        'zp.load_policy(settings=with_field())',
-        'config.solver.foo=3: no such field',
-    ),
-    'zp.sample_rollouts of a blank question': (SAMPLE.format(' ', ''), 'questions[0] is empty'),
-    "zp.sample_rollouts(…, seed='x')": (SAMPLE.format('Who?', "seed='x'"), "seed='x'"),
-    'zp.sample_rollouts(…, seed=-1)': (SAMPLE.format('Who?', 'seed=-1'), 'seed=-1'),
-    "index.search(['Batos'])": ("index.search(['Batos'])", 'search: the query is a list'),
-    "zp.policy_loss(…, [['1', '0'], …])": (
-        "zp.policy_loss(policy, ROLLOUTS, [['1', '0'], ['0', '1']])",
-        'policy_loss: rewards of question 0 are',
-    ),
-    'zp.policy_loss(…, [[1e308, 0], …])': (
-        'zp.policy_loss(policy, ROLLOUTS, [[0.0, 1.0], [1e308, 0.0]])',
-        'policy_loss: rewards of question 1 are [1e+308, 0.0]',
-    ),
-    "zp.score with a metric that returns '1'": (
-        "zp.score(ROLLOUTS, ['Rome', 'Paris'], score_of_digit)",
-        "returned '1' for an answer",
-    ),
-    'zp.score with a metric that raises an error': (
-        "zp.score(ROLLOUTS, ['Rome', 'Paris'], score_failing)",
-        "raised KeyError('Rome') for the answer 'Rome'",
-    ),
-    'zp.train(settings, None)': (
-        "zp.train(zp.config('dspo', 'mini'), None)",
-        'train: workdir is a NoneType',
-    ),
-}
 
 
 def with_field():
@@ -286,16 +247,7 @@ def with_field():
     return settings
 
 
-@pytest.mark.parametrize(
-    'sent', [pytest.param(name, marks=pytest.mark.fault('kin-faces', name)) for name in REPORTED]
-)
-def test_a_reported_call_is_refused(policy, index, sent, user_reads):
-    call, part = REPORTED[sent]
-    text = refused(eval, call, globals() | {'policy': policy, 'index': index})
-    assert part in text
-    user_reads(text)
-
-
+@pytest.mark.fault('kin-faces', 'wrong calls of the Python interface')
 def test_every_wrong_call_has_the_answer_of_the_table(policy, index, tmp_path):
     (tmp_path / 'file').touch()
     (tmp_path / 'empty').mkdir()
@@ -303,22 +255,19 @@ def test_every_wrong_call_has_the_answer_of_the_table(policy, index, tmp_path):
     check_table(CALLS, globals() | names, tmp_path)
 
 
-@pytest.mark.fault('kin-faces', "zp.config(…, {'solver': {'steps': 1}})")
-def test_a_dict_of_a_section_sets_the_fields_that_it_names(user_reads):
-    user_reads('right: the other fields of the section stay')
-    settings = zp.config('drzero', 'mini', {'solver': {'steps': 1}, 'eval': {'hops': [1, 2]}})
-    assert settings == zp.config('drzero', 'mini', {'solver.steps': 1, 'eval.hops': (1, 2)})
+@pytest.mark.fault('kin-faces', 'metrics, answers and values of other types')
+def test_what_is_taken_has_its_value():
+    check_values(CALLS.with_name('api_values.txt'), globals())
 
 
 @pytest.mark.fault('kin-faces', 'repr(policy)')
-def test_parts_are_shown_in_one_line(policy, index, user_reads):
-    user_reads(f'right: {policy!r}')
+def test_parts_are_shown_in_one_line(policy, index):
     assert re.fullmatch(r"Policy\('.*': Qwen\w+, [\d,]+ parameters\)", repr(policy))
     assert repr(index) == "Index(about='the miniature world')"
 
 
 @pytest.mark.fault('user-14', 'index.search of a server that fails')
-def test_a_failed_search_says_why(index, user_reads):
+def test_a_failed_search_says_why(index):
     class Failing:
         name = 'http://127.0.0.1:9'
 
@@ -328,49 +277,14 @@ def test_a_failed_search_says_why(index, user_reads):
     failing = zp.Index(SearchableCorpus(Client(Failing()), 3, 100), Failing.name)
     line = refused(failing.search, 'x')
     assert "the search for 'x' failed (status 500)" in line
-    user_reads(line)
-
-
-@pytest.mark.fault('user-14', 'zp.score(rollouts, answers, metric=lambda p, g: 1.0)')
-def test_a_function_is_a_metric(user_reads):
-    assert zp.score(ROLLOUTS, ['Rome', 'Paris'], lambda p, g: 0.5).tolist() == [[0.5] * 2] * 2
-    user_reads('right: the function is called')
-
-
-@pytest.mark.fault('user-14', "zp.config('dspo', changes={'seed': np.int64(3)})")
-def test_a_number_of_numpy_is_a_value(user_reads):
-    changes = {'seed': np.int64(3), 'solver.learning_rate': np.float32(0.5), 'offload': np.True_}
-    settings = zp.config('dspo', changes=changes)
-    assert repr([settings[name] for name in ('seed', 'offload')]) == '[3, True]'
-    assert settings.solver.learning_rate == 0.5
-    user_reads('right: as the number')
-
-
-@pytest.mark.fault('kin-faces', 'zp.score(rollouts, [[1912]])')
-def test_answers_that_are_numbers_are_read_as_in_files(user_reads):
-    user_reads('right: as the text 1912')
-    year = dataclasses.replace(rollout(), turns=(Turn('<answer>1912</answer>'),))
-    assert zp.score([[year]] * 4, [[1912], 1912.0, ('1912',), ['1913']]).ravel().tolist() == [
-        1,
-        1,
-        1,
-        0,
-    ]
 
 
 def test_answers_may_be_cells_of_tables():
-    year = dataclasses.replace(rollout(), turns=(Turn('<answer>1912</answer>'),))
     texts, number, score = np.array(['1912'], dtype=object), np.int64(1912), np.float32(1912)
     squad = {'text': texts, 'answer_start': np.array([3])}
     cells = [texts, squad, number, [number], (score,), np.array([1911, 1912]), np.array([1913])]
     for answers in (cells, np.array([*cells, None], dtype=object)[:-1]):
-        assert zp.score([[year]] * 7, answers).ravel().tolist() == [1] * 6 + [0]
-
-
-def test_answers_that_are_marked_wrong_are_not_accepted():
-    year = dataclasses.replace(rollout(), turns=(Turn('<answer>1912</answer>'),))
-    answers = [{'text': '1913', 'correct': True}, {'text': '1912', 'correct': False}]
-    assert zp.score([[year]], [answers]).tolist() == [[0]]
+        assert zp.score([[YEAR]] * 7, answers).ravel().tolist() == [1] * 6 + [0]
 
 
 def score_of_five(prediction, accepted):

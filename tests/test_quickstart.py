@@ -22,8 +22,8 @@ from zeroplay_jax.types import UserError
 
 # So few steps may all be empty.
 SMALL = config_flags("""
-    stop_after_empty_steps=0 sampler.slots=16 proposer.batch=8 proposer.steps=1 pool.batch=8 pool.batches=1
-    solver.batch=4 solver.steps=1 solver.samples=3 reward.solves=2 schedule.iterations=1 micro.rows=2
+    stop_after_empty_steps=0 sampler.slots=16 proposer.batch=4 proposer.steps=1 pool.batch=4 pool.batches=1
+    solver.batch=2 solver.steps=1 solver.samples=3 reward.solves=2 schedule.iterations=1 micro.rows=2
     eval.questions=2 eval.every=0 log.writers=()
 """)
 

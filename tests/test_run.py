@@ -7,7 +7,11 @@ import random
 import signal
 import time
 
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
 import pytest
+import run_library
 from python_process import config_flags, finish, kill, start_python, wait_for
 from run_files import (
     check_same_run,
@@ -23,6 +27,7 @@ from test_metrics import board_steps
 from zeroplay_jax import export
 from zeroplay_jax.configuration.command_line import policy_of_iteration
 from zeroplay_jax.learner.checkpoint import saved_steps
+from zeroplay_jax.run import branch, loop
 from zeroplay_jax.run.policy_settings import settings
 from zeroplay_jax.settings.kinds import ConfigError
 
@@ -134,15 +139,16 @@ def test_every_item_is_told_with_where_it_comes_from(uninterrupted):
     assert {t['version'] for t in solved} == set(range(6)), 'three updates in each of two rounds'
 
 
-def test_a_longer_schedule_killed_and_resumed_equals_an_uninterrupted_run(uninterrupted, tmp_path):
-    """A finished run of one iteration gets a second one, and is killed meanwhile."""
-    workdir = tmp_path / 'killed'
-    finish(start(workdir, '--config.schedule.iterations=1'))
-    _kill_and_compare(uninterrupted[0], workdir, 1, random.Random(0))
+def test_a_longer_schedule_equals_one_that_was_that_long_from_the_start(tmp_path, tmp_path_factory):
+    """A finished run of one iteration gets a second one."""
+    workdir = tmp_path / 'longer'
+    for iterations in (1, 2):
+        config = run_library.config_of('league', workdir)
+        config.schedule.iterations = iterations
+        loop.run(config, workdir)
+    check_same_run(run_library.whole('league', tmp_path_factory), workdir)
     recorded = json.loads((workdir / 'run.json').read_text())
     assert recorded['config']['schedule']['iterations'] == 2
-    _, err = finish(start(workdir, '--config.schedule.iterations=1'), 2)
-    assert 'schedule.iterations (there 2, now 1)' in err
 
 
 @pytest.mark.long
@@ -183,23 +189,23 @@ def test_the_same_seed_gives_the_same_run_and_another_another(uninterrupted, tmp
     assert without_clock(lines(uninterrupted[0])) != without_clock(lines(tmp_path / 'other'))
 
 
-def test_a_run_begins_with_the_weights_of_another(uninterrupted, tmp_path):
+def test_a_run_begins_with_the_state_of_another(tmp_path, tmp_path_factory):
     """Its first evaluation repeats the last one of the other run, which is only read."""
-    short = config_flags("""
-        proposer.steps=1 solver.steps=1 schedule.iterations=1 solver.learning_rate=1e-3 checkpoint.best=em/mean
-        log.writers=()
-    """)
-    whole, workdir = uninterrupted[0], tmp_path / 'more'
+    whole, workdir = run_library.whole('ppo', tmp_path_factory), tmp_path / 'more'
     before = sorted((path, path.stat().st_mtime_ns) for path in whole.rglob('*'))
-    finish(start(workdir, f'--from={whole}', *short))
+    config = run_library.config_of('ppo', workdir)
+    config.solver.steps = 1
+    config.checkpoint.update(best='em/mean', keep=10)
+    loop.run(config, workdir, str(whole))
     assert before == sorted((path, path.stat().st_mtime_ns) for path in whole.rglob('*'))
     first, summary = summary_of(whole), summary_of(workdir)
     assert summary['results']['before'] == first['results']['after']
     assert summary['from'] == {'workdir': str(whole.resolve()), 'step': len(lines(whole))}
-    # The moments went along: the count of updates continues.
-    states = [final_states(path)[0]['solver']['opt']['solver'] for path in (whole, workdir)]
-    counts = [int(state[1][0]['count']) for state in states]
-    assert counts[1] >= counts[0] > 0
+    # Weights, value network and moments went along.
+    end, _ = final_states(whole)
+    start = branch.newest_checkpoint(workdir).folder.parent / '0' / 'states'
+    restored = ocp.StandardCheckpointer().restore(start.resolve())
+    jax.tree.map(np.testing.assert_array_equal, restored, end)
     best = summary['best']
     assert (workdir / 'best' / str(best['checkpoint'])).is_dir() and best['metric'] == 'em/mean'
     means = [record['em/mean'] for record in lines(workdir) if record['phase'] == 'evaluation']
@@ -207,11 +213,10 @@ def test_a_run_begins_with_the_weights_of_another(uninterrupted, tmp_path):
     # The newest checkpoint is what the run exported; and it needs the other run no more.
     exported = tmp_path / 'exported'
     assert export.main([str(workdir), '--out', str(exported)]) == 0
-    for role in ('proposer', 'solver'):
-        for name in ('model.safetensors', 'generation_config.json'):
-            exported_bytes = (exported / role / name).read_bytes()
-            assert exported_bytes == (workdir / 'policy' / role / name).read_bytes()
-        assert '# ' + role in (exported / role / 'README.md').read_text()
+    for name in ('model.safetensors', 'generation_config.json'):
+        exported_bytes = (exported / 'solver' / name).read_bytes()
+        assert exported_bytes == (workdir / 'policy' / 'solver' / name).read_bytes()
+    assert '# solver' in (exported / 'solver' / 'README.md').read_text()
 
 
 AHEAD = config_flags("""

@@ -3,10 +3,8 @@
 import os
 import re
 import signal
-import subprocess
-import sys
 
-from python_process import FAST, PIPES, ROOT
+from python_process import FAST, ROOT
 
 from zeroplay_jax import ask
 from zeroplay_jax.mini.world import World, evaluation_questions
@@ -24,20 +22,6 @@ ATTACK = '\x1b[31m\x1b]0;owned\x07\x9b2J'
 LABELS = ('think', 'search', 'answer')
 # Tools only keep it; nothing is searched.
 NO_CORPUS = SearchableCorpus(None, 3, 200)
-
-
-def command(*arguments, **options):
-    """The real command in a process of its own."""
-    words = [sys.executable, '-m', 'zeroplay_jax.ask', *map(str, arguments)]
-    options = PIPES | {'stdin': subprocess.DEVNULL} | options
-    return subprocess.Popen(words, cwd=ROOT, env=ENVIRONMENT, **options)
-
-
-def finish(process, given=None):
-    out, err = process.communicate(given, timeout=300)
-    # What takes longer than 30 seconds says so in a line (retrieval/progress.py).
-    err = re.sub(r'^(thinking|loading .*): \d+:\d\d.*\n', '', err, flags=re.M)
-    return process.returncode, out, err
 
 
 def labels(text):

@@ -1,6 +1,7 @@
-"""`python -m zeroplay_jax.ask` from a user's view: in a pipe, as JSON, at a terminal with Ctrl-C."""
+"""`python -m zeroplay_jax.ask` from a user's view: one question, questions in a pipe, a terminal with Ctrl-C."""
 
 import contextlib
+import io
 import json
 import os
 import pty
@@ -21,17 +22,17 @@ from ask_cases import (
     ROOT,
     START,
     TWO,
-    command,
-    finish,
     labels,
+    main,
 )
+from python_process import run_python
 
 from zeroplay_jax import ask
 
 
-def test_plain_text_in_a_pipe_and_an_index_of_ones_own(index):
-    code, out, err = finish(command('--policy', CLEAN, '--index', index, TWO['question']))
-    assert code == 0 and not err
+def test_an_answer_is_shown_with_what_was_searched_in_an_index_of_ones_own(index, capsys):
+    assert main(['--policy', CLEAN, '--index', index, TWO['question']]) == 0
+    out = capsys.readouterr().out
     assert labels(out) == ['think', 'search', 'think', 'search', 'think', 'answer']
     assert out.splitlines()[-1].split() == ['answer', *TWO['answers']]
     assert f'  [1]     {START}: ' in out
@@ -39,11 +40,11 @@ def test_plain_text_in_a_pipe_and_an_index_of_ones_own(index):
     assert ascii(ATTACK)[1:-1] in out and not re.search(r'[^\n\x20-\x7e]', out)
 
 
-def test_out_of_the_box_questions_from_a_pipe_become_json_lines():
+def test_out_of_the_box_questions_from_a_pipe_become_json_lines(monkeypatch, capsys):
     typed = f'\ufeff{ONE["question"]}\n\n{TWO["question"]}\r\n'
-    code, out, _ = finish(command('--json', stdin=subprocess.PIPE), typed)
-    records = [json.loads(line) for line in out.splitlines()]
-    assert code == 0
+    monkeypatch.setattr('sys.stdin', io.StringIO(typed))
+    assert main(['--json']) == 0
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [record['question'] for record in records] == [ONE['question'], TWO['question']]
     assert records[0]['policy'] == str(BASE) and records[0]['finish'] == 'answer'
     assert records[0]['answer'] in ONE['answers']
@@ -61,14 +62,22 @@ def test_out_of_the_box_questions_from_a_pipe_become_json_lines():
         assert all(len(s['tokens']) and s['text'] for s in record['segments'])
 
 
-def test_ctrl_c_ends_a_single_answer_without_a_traceback(server):
-    address, _, came = server
-    process = command('--policy', CLEAN, '--index', address, TWO['question'])
-    assert came.wait(240)
-    process.send_signal(signal.SIGINT)
-    code, out, err = finish(process)
-    assert code == 130 and not err
-    assert labels(out) == ['think', 'search']  # what came before is there
+INTERRUPTED = """
+import os, signal, sys, time, types
+from zeroplay_jax import ask
+def answer(text, stoppable):
+    print('search', flush=True)
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(60)
+ask._load = lambda *_: [types.SimpleNamespace(as_json=True, answer=answer)]
+sys.exit(ask.main(['q']))
+"""
+
+
+def test_ctrl_c_ends_a_single_answer_without_a_traceback():
+    done = run_python('-c', INTERRUPTED)
+    # What came before is there.
+    assert (done.returncode, done.stdout, done.stderr) == (130, 'search\n', '')
 
 
 class Terminal:

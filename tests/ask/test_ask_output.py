@@ -3,8 +3,6 @@
 import json
 import re
 
-import mcp_process
-import pytest
 from ask_cases import (
     ATTACK,
     NAME,
@@ -73,25 +71,3 @@ def test_every_tool_is_called_and_its_result_is_printed(ask_scripted, index):
     ]
     assert lines[11].startswith('error     The expression has no value')
     assert lines[12:] == ['answer    16']
-
-
-def test_tools_of_an_mcp_server_are_called(ask_scripted, index):
-    pytest.importorskip('mcp')
-    pytest.importorskip('zeroplay_jax.extras.mcp')
-    server = mcp_process.Server()
-    try:
-        turns = ['<add>{"a": 1, "b": 2}</add>', '<answer>3</answer>']
-        lines = ask_scripted(turns, f'--index={index}', f'--mcp-servers={server.url}').splitlines()
-    finally:
-        server.kill()
-    assert lines[0].startswith('add ') and lines[1].strip() == '3'
-    assert lines[-1] == 'answer    3'
-
-
-def test_a_call_that_cannot_be_read_is_printed_as_it_was_written(ask_scripted, server):
-    turns = ['<search>a</search>', '<search>a<search>b</search>', '<answer>x</answer>']
-    server[1].set()
-    lines = ask_scripted(turns, f'--index={server[0]}').splitlines()
-    assert lines[0] == 'search    a' and lines[1].strip() == 'no passage found'
-    assert lines[2:4] == ['search    a', 'search    b']
-    assert lines[4].startswith('error     The call could not be read.')

@@ -20,7 +20,6 @@ from zeroplay_jax.evaluation.answering import check_prompt
 from zeroplay_jax.policy.adapter_config import CONFIG_FILE, AdapterConfig
 from zeroplay_jax.retrieval.client import Client
 from zeroplay_jax.retrieval.types import SearchFailed
-from zeroplay_jax.rollout import prompts
 from zeroplay_jax.run import build
 from zeroplay_jax.selfplay.answers import prompt_fields
 from zeroplay_jax.selfplay.library import SearchableCorpus
@@ -116,15 +115,6 @@ def test_prompts_flags_and_other_versions(exported, stored, index, tmp_path):
     check_table(pathlib.Path(__file__).parent / 'ask_settings.txt', names, tmp_path)
 
 
-def test_evaluations_ask_a_role_without_the_field_by_the_shared_prompt():
-    templates = prompts.select('mini', recipe_class('scope').prompts)
-    roles = {'proposer': types.SimpleNamespace(prompt='proposer.task')}
-    context = types.SimpleNamespace(roles=roles, prompts=templates)
-    task = Question('Lomi?', rubrics=({'text': 'x'},))
-    fields = {'prompt': 'solver.task', 'task': 'Lomi?'}
-    assert prompt_fields(context, 'proposer', task) == fields
-
-
 def with_flags(policy, *flags):
     return ask._with_flags(ask.settings(policy), ask._arguments([*flags, 'q']))
 
@@ -169,56 +159,40 @@ def test_searches_that_fail_are_told_once_with_their_reason():
     assert 'status 503' in session.search_warning(index) and session.search_warning(index) == ''
 
 
-@pytest.fixture
-def broken(tmp_path):
-    shutil.copytree(CLEAN, tmp_path / 'broken')
-    (tmp_path / 'broken' / 'tokenizer.json').write_text('{')
-    return tmp_path / 'broken'
-
-
-def test_json_at_a_terminal_wants_a_question(capsys, monkeypatch):
-    monkeypatch.setattr('sys.stdin.isatty', lambda: True, raising=False)
-    assert '--json without a question' in refused(capsys, '--json')
-
-
 def test_what_cannot_be_used_is_said_before_the_weights_are_read(
-    capsys, monkeypatch, broken, index
+    capsys, monkeypatch, tmp_path, index
 ):
     monkeypatch.setattr(session.hf, 'load', None)
+    broken = shutil.copytree(CLEAN, tmp_path / 'broken')
+    (broken / 'tokenizer.json').write_text('{')
     assert 'its tokenizer cannot be used' in refused(capsys, '--policy', broken, 'q')
+    monkeypatch.setattr('sys.stdin.isatty', lambda: True, raising=False)
+    assert '--json without a question' in refused(capsys, '--json')
     assert 'the question is too long' in refused(capsys, '--index', index, 'word ' * 100)
     monkeypatch.setattr(session, 'READY_SECONDS', 0.0)
     assert 'retrieval.server' in refused(capsys, '--index', 'http://127.0.0.1:9', 'q')
 
 
+ENCODED = {
+    'latin1': (b'\xef\xbb\xbf\r\ncaf\xe9?\nWho?\n', ['Who?']),
+    'utf-16': ('Who?\nWhere?\n'.encode('utf-16'), []),
+}
+
+
 @pytest.mark.fault('kin-faces', 'questions that are not UTF-8, as an argument and in a pipe')
-def test_questions_in_another_encoding_are_refused(monkeypatch, capsys, user_reads):
+@pytest.mark.parametrize('charset', ENCODED)
+def test_questions_in_another_encoding_are_refused(monkeypatch, capsys, charset):
+    typed, readable = ENCODED[charset]
     asked = []
     answer = lambda text, stoppable: asked.append(text)
-    sessions = [types.SimpleNamespace(as_json=True, answer=answer)]
-    typed = io.BytesIO(b'\xef\xbb\xbf\r\ncaf\xe9?\nWho?\n')
-    pipe = io.TextIOWrapper(typed, 'utf-8', 'surrogateescape')
+    pipe = io.TextIOWrapper(io.BytesIO(typed), 'utf-8', 'surrogateescape')
     monkeypatch.setattr('sys.stdin', pipe)
-    assert ask._run_pipe(sessions) == 2 and asked == ['Who?']
-    line = capsys.readouterr().err
-    assert line.startswith('zeroplay_jax.ask: the question is not UTF-8; ')
+    assert ask._run_pipe([types.SimpleNamespace(as_json=True, answer=answer)]) == 2
+    assert asked == readable
+    (line,) = set(capsys.readouterr().err.splitlines())
+    assert 'the question is not UTF-8; ' in line and f'iconv -f {charset} -t utf-8' in line
     with pytest.raises(UserError, match='the question is not UTF-8'):
         ask._arguments(['caf\udce9?'])
-    user_reads(line)
-
-
-@pytest.mark.fault('user-x20', 'questions in UTF-16 in a pipe')
-def test_questions_in_utf16_are_refused_as_that(monkeypatch, capsys, user_reads):
-    sessions = [types.SimpleNamespace(as_json=True, answer=None)]
-    pipe = io.TextIOWrapper(
-        io.BytesIO('Who?\nWhere?\n'.encode('utf-16')), 'utf-8', 'surrogateescape'
-    )
-    monkeypatch.setattr('sys.stdin', pipe)
-    assert ask._run_pipe(sessions) == 2
-    line, *more = capsys.readouterr().err.splitlines()
-    assert 'the question is not UTF-8; ' in line and 'iconv -f utf-16 -t utf-8' in line
-    assert set(more) == {line}
-    user_reads(line)
 
 
 def test_a_question_too_long_for_one_policy_is_put_to_the_others(capsys):

@@ -52,9 +52,6 @@ def test_the_first_question_without_a_blank_gets_a_note(open_session, capsys):
     out, err = capsys.readouterr()
     assert err.count('this policy fills in a blank: ask with a sentence of the texts') == 1
     assert out.count('called a tool in its last turn') == 2 and 'fills in' not in out
-
-
-def test_the_greeting_says_which_questions_the_policy_reads(open_session, capsys):
     open_session().greet()
     assert 'asks      this policy fills in a blank' in capsys.readouterr().out
 
@@ -66,11 +63,6 @@ def test_a_policy_of_miniature_worlds_says_what_it_reads(open_session, folder, c
         assert asked._form.pattern.search(question)
     asked.answer('Who was Ada Lovelace?')
     assert 'this policy reads only sentences of the miniature world' in capsys.readouterr().err
-
-
-def test_policies_trained_from_a_checkpoint_keep_its_form():
-    clean = form_of(ENGLISH_CHECKPOINT.parent / 'clean')
-    assert clean is form_of(ENGLISH_CHECKPOINT) is not form_of(BUILT_IN_CHECKPOINT)
 
 
 @pytest.mark.parametrize('base', [ENGLISH_CHECKPOINT, BUILT_IN_CHECKPOINT])

@@ -26,6 +26,8 @@ def run(*arguments):
     return run_python('-X', 'importtime', '-m', 'zeroplay_jax.main', *arguments)
 
 
+# A search server, and a folder that is not there.
+SERVED = 'retrieval.kind=http retrieval.url=http://127.0.0.1:8000 retrieval.path=indexes/nowhere'
 # A run on one device, rollouts of older weights that are corrected, a role with a value network, and a recipe with
 # rewards per turn.
 ONE_DEVICE = ' cpu_devices=1 mesh.replica=1'

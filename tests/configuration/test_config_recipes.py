@@ -12,12 +12,12 @@ from zeroplay_jax.configs import (
     common,
     drzero,
     dspo,
-    scope,
 )
 from zeroplay_jax.configuration import fields, rules
 from zeroplay_jax.selfplay import recipe as recipes
 from zeroplay_jax.settings import schema
 from zeroplay_jax.settings.kinds import ConfigError
+from zeroplay_jax.types import UserError
 
 RECIPE = """
 from typing import Annotated, Literal
@@ -152,21 +152,19 @@ FREE = '    check = classmethod(lambda cls, config: None)'
 
 
 @pytest.mark.fault('nov29-D1', 'has_pool = False, a check and a phase of its own')
-def test_inherited_methods_read_the_sections_that_their_class_declares(derived, user_reads):
+def test_inherited_methods_read_the_sections_that_their_class_declares(derived):
     config = derived(f'has_pool = False\n{FREE}\n{GAME}')
     rules.check(config)
     assert config.pool.batch == fields.frozen(config).pool.batch == 8
     stored = fields.frozen(config).to_dict()
     assert stored['pool']['batch'] == 8
-    user_reads('right: pool.batch=8 in the check and in the run')
 
 
 @pytest.mark.fault('nov29-D2', 'has_pool = False of a recipe derived from Dr. Zero, no check')
-def test_an_inherited_check_reads_the_config_of_the_run(derived, user_reads):
+def test_an_inherited_check_reads_the_config_of_the_run(derived):
     rules.check(derived('has_pool = False'))
     # Roles that do not distil have the default, with which nothing is distilled.
     rules.check(derived('distillable_roles = ()'))
-    user_reads('right: checked')
 
 
 @pytest.mark.fault(
@@ -186,40 +184,27 @@ def test_an_inherited_check_reads_the_config_of_the_run(derived, user_reads):
         ),
     ],
 )
-def test_a_section_that_is_not_declared_is_one_line(
-    derived, user_meets, section, declarations, base
-):
-    with user_meets(f'^config.{section}: code of recipe derived reads it.* declares no such sect'):
+def test_a_section_that_is_not_declared_is_one_line(derived, section, declarations, base):
+    with pytest.raises(
+        UserError,
+        match=f'^config.{section}: code of recipe derived reads it.* declares no such sect',
+    ):
         rules.check(derived(declarations, base))
 
 
 @pytest.mark.fault('nov29-D2', 'a check that is a method of instances')
-def test_a_method_that_needs_a_recipe_is_one_line(derived, user_meets):
-    with user_meets('Recipe.check is called before there is a recipe; write @classmethod'):
+def test_a_method_that_needs_a_recipe_is_one_line(derived):
+    with pytest.raises(
+        UserError, match='Recipe.check is called before there is a recipe; write @classmethod'
+    ):
         rules.check(derived('def check(self, config): pass'))
 
 
-def test_a_run_has_no_pool_that_its_recipe_does_not_declare(user_meets):
+def test_a_run_has_no_pool_that_its_recipe_does_not_declare():
     config = fields.frozen(dspo.get_config('mini'))
     assert 'pool' not in config.to_dict() and 'pool' not in config
-    with user_meets('^config.pool: code of recipe dspo reads it'):
+    with pytest.raises(UserError, match='^config.pool: code of recipe dspo reads it'):
         _ = config.pool
-
-
-def test_the_judges_sizes_differ_in_the_judge_alone_and_small_runs_keep_their_policy():
-    reference = ablations.get_config('scope/qwen3_8b')
-    for row in ('grader_4b', 'grader_32b', 'rubric_writer_4b', 'rubric_writer_32b'):
-        config = ablations.get_config(f'scope/{row}')
-        part, size = row.rsplit('_', 1)
-        name = {'grader': 'grade_model', 'rubric_writer': 'rubric_model'}[part]
-        assert config.judge[name] == f'Qwen3-{size.upper()}' and config.judge.model == 'Qwen3-8B'
-        config.judge = reference.judge
-        assert config.to_json_best_effort() == reference.to_json_best_effort()
-        small = ablations.get_config(f'scope/{row}:mini')
-        usual = scope.get_config('mini')
-        small.judge = usual.judge
-        assert small.to_json_best_effort() == usual.to_json_best_effort()
-    assert reference.policy.path == 'checkpoints/Qwen3-8B' and reference.judge.kind == 'policy'
 
 
 @pytest.mark.parametrize('row', ablations.ROWS)

@@ -38,20 +38,6 @@ def test_what_is_wrong_in_a_file_is_one_line(tmp_path):
     check_table(pathlib.Path(__file__).parent / 'prompt_files.txt', names, tmp_path)
 
 
-def test_nothing_heavy_is_loaded_for_a_mistake(tmp_path):
-    from python_process import run_python
-
-    (tmp_path / 'my.toml').write_text('[solver]\nuser = "no question"\n')
-    flags = ('--config=configs/drzero.py:mini', f'--workdir={tmp_path / "run"}')
-    result = run_python(
-        *('-X', 'importtime', '-m', 'zeroplay_jax.main', *flags),
-        f'--config.prompts={tmp_path / "my.toml"}',
-    )
-    *loaded, line = result.stderr.splitlines()
-    assert result.returncode == 2 and 'lacks {question}' in line
-    assert not [each for each in loaded if each.split()[-1] in ('jax', 'transformers')]
-
-
 def test_a_set_lies_over_another_and_a_recipe_has_texts_for_the_sets_that_it_names():
     assert {path.stem for path in (PACKAGE / 'prompts').iterdir()} == set(PROMPT_SETS)
     assert prompts.sets_under('numbered') == ('full', 'mini', 'numbered')

@@ -1,96 +1,56 @@
-"""Runs with a value network (PPO): killed, continued, and of two processes they learn what a whole run learns."""
+"""Runs with a value network (PPO): what they log, another run that goes on, and two processes."""
 
 import re
 
 import host_processes
-import jax
 import killed_runs
-import numpy as np
-import orbax.checkpoint as ocp
 import pytest
-from run_files import lines, without_clock
+import run_library
+from run_files import final_states, lines, without_clock
 
-from zeroplay_jax.configs import ablations
-from zeroplay_jax.configuration.rules import check
 from zeroplay_jax.learner import value_network
 from zeroplay_jax.learner.checkpoint import VALUE_NETWORK_PREFIX
 from zeroplay_jax.policy import sharding
 from zeroplay_jax.policy.decoder import ModelConfig
-from zeroplay_jax.run import branch, build, loop
+from zeroplay_jax.run import branch, build
 
 NETWORK = VALUE_NETWORK_PREFIX + 'solver'
 
 
-def make_config(**fields):
-    config = ablations.get_config('dspo/search_r1_ppo:mini')
-    config.progress = False
-    config.world.train, config.world.evaluation = (0, 4), (0, 2)
-    config.eval.questions, config.eval.hops = 1, (1,)
-    config.sampler.slots, config.micro.rows = 16, 2
-    config.inputs.world_questions = 16
-    config.solver.update(steps=3, batch=4, samples=2, minibatches=2, learning_rate=1e-3)
-    config.value_network.learning_rate = 1e-3
-    config.update(fields)
-    check(config)
-    return config
-
-
-def states(workdir):
-    source = branch.newest_checkpoint(workdir)
-    arrays = ocp.StandardCheckpointer().restore((source.folder / 'states').resolve())
-    return source, jax.tree.map(np.asarray, arrays)
-
-
-@pytest.fixture(scope='module')
+@pytest.fixture
 def whole(tmp_path_factory):
-    workdir = tmp_path_factory.mktemp('ppo') / 'whole'
-    loop.run(make_config(), workdir)
-    return workdir
-
-
-@pytest.mark.long
-def test_a_killed_run_ends_with_the_same_bits(whole, tmp_path, monkeypatch):
-    killed_runs.run_until(2, monkeypatch, make_config(), tmp_path / 'killed')
-    _, at_step_2 = states(tmp_path / 'killed')
-    loop.run(make_config(), tmp_path / 'killed')
-    (ours, first), (theirs, second) = states(whole), states(tmp_path / 'killed')
-    assert ours.step == theirs.step
-    jax.tree.map(np.testing.assert_array_equal, first, second)
-    # The value network was saved, and went on learning.
-    outputs = [state[NETWORK]['params']['value']['kernel'] for state in (at_step_2, first)]
-    assert outputs[0].any() and not np.array_equal(*outputs)
+    return run_library.whole('ppo', tmp_path_factory)
 
 
 def test_the_value_network_is_no_policy(whole):
-    source, arrays = states(whole)
+    arrays, _ = final_states(whole)
     assert set(arrays) == {'solver', NETWORK}
-    assert branch.policy_names(source) == ['solver']
+    assert branch.policy_names(branch.newest_checkpoint(whole)) == ['solver']
     assert [path.name for path in (whole / 'policy').iterdir()] == ['solver']
 
 
-@pytest.mark.parametrize('has_value_network', [True, pytest.param(False, marks=pytest.mark.long)])
-def test_another_run_goes_on_with_the_value_network_if_there_is_one(
-    whole, tmp_path, monkeypatch, has_value_network
+def test_a_run_from_one_without_a_value_network_begins_it_anew(
+    tmp_path, tmp_path_factory, monkeypatch
 ):
-    source = whole
-    if not has_value_network:
-        config = make_config()
-        config.solver.update(baseline='mean', scale='std')
-        config.value_network.learning_rate = 0.0
-        check(config)
-        source = tmp_path / 'grpo'
-        killed_runs.run_until(2, monkeypatch, config, source)
-    # The next run is stopped when it has saved its first state.
-    killed_runs.run_until(None, monkeypatch, make_config(seed=1), tmp_path / 'next', str(source))
-    (_, before), (_, after) = states(source), states(tmp_path / 'next')
-    jax.tree.map(
-        np.testing.assert_array_equal, before['solver']['params'], after['solver']['params']
-    )
-    if has_value_network:
-        jax.tree.map(np.testing.assert_array_equal, before[NETWORK], after[NETWORK])
-    else:
-        # It begins anew, with an output of 0.
-        assert not after[NETWORK]['params']['value']['kernel'].any()
+    source = str(run_library.whole('dspo', tmp_path_factory))
+    workdir = tmp_path / 'next'
+    killed_runs.run_until(None, monkeypatch, run_library.config_of('ppo', workdir), workdir, source)
+    arrays, _ = final_states(workdir)
+    # With an output of 0.
+    assert not arrays[NETWORK]['params']['value']['kernel'].any()
+
+
+def test_steps_log_values_and_rollouts_have_no_advantage_of_their_own(whole):
+    rows = [row for row in lines(whole, 'trajectories.jsonl') if row['phase'] == 'solver']
+    assert rows and all(row['advantage'] is None for row in rows if row['drop'] is None)
+    solver = [record for record in lines(whole) if record['phase'] == 'solver']
+    assert len(solver) == 3
+    assert all(line['solver/value_network/gradient_norm'] > 0 for line in solver)
+    values = [line['solver/value_network/value'] for line in solver]
+    assert values[0] == 0 != values[-1]
+    absent = {'informative_share', 'singleton_groups', 'group_size'}
+    names = {name.split('/')[-1] for record in lines(whole) for name in record}
+    assert not names & absent
 
 
 @pytest.mark.parametrize('rate, expected', [(0.0, 1e-2), (3e-4, 3e-4)])
@@ -99,7 +59,7 @@ def test_a_value_network_has_ten_times_the_rate_of_the_policy(rate, expected, mo
     monkeypatch.setattr(
         value_network, 'ValueNetwork', lambda model, mesh, settings, *_, **__: made.append(settings)
     )
-    config = make_config()
+    config = run_library.ppo_config()
     config.value_network.learning_rate = rate
     model = ModelConfig('qwen3', 8, 8, 8, 1, 1, 1, 8)
     networks = build.build_value_networks(config, model, sharding.make_mesh(), {})
@@ -107,26 +67,6 @@ def test_a_value_network_has_ten_times_the_rate_of_the_policy(rate, expected, mo
     assert made[0].learning_rate == pytest.approx(expected)
     # The config of the run stays as it was given.
     assert config.value_network.learning_rate == rate
-
-
-def test_logged_rollouts_have_no_advantage_of_their_own(whole):
-    rows = lines(whole, 'trajectories.jsonl')
-    solver = [row for row in rows if row['phase'] == 'solver']
-    assert solver and all(row['advantage'] is None for row in solver if row['drop'] is None)
-    for record in lines(whole):
-        absent = {'informative_share', 'singleton_groups', 'group_size'}
-        assert not [name for name in record if name.split('/')[-1] in absent]
-
-
-def test_every_step_logs_values(whole):
-    solver = [record for record in lines(whole) if record['phase'] == 'solver']
-    assert len(solver) == 3 and all(
-        line['solver/value_network/gradient_norm'] > 0 for line in solver
-    )
-    assert (
-        solver[0]['solver/value_network/value'] == 0
-        and solver[-1]['solver/value_network/value'] != 0
-    )
 
 
 @pytest.mark.long

@@ -1,46 +1,20 @@
-"""Runs with adapters: every recipe trains, a killed run ends as if it had not been killed, folders are continued."""
+"""Runs with adapters: every recipe trains; their folders are those of the checkpoint, and are continued."""
 
-import json
 import pathlib
 
 import ahead_runs
 import jax
-import killed_runs
 import numpy as np
 import pytest
+import run_library
 from safetensors.numpy import load_file
 
-from zeroplay_jax.configs import drzero, dspo, piplay, scope, ssp
 from zeroplay_jax.configuration.rules import check
 from zeroplay_jax.export import export
 from zeroplay_jax.policy import adapter_config, adapters, hf
 from zeroplay_jax.run import branch, loop
+from zeroplay_jax.selfplay import recipe as recipes
 from zeroplay_jax.selfplay.recipe import trained_roles, weights_of_roles
-
-RECIPES = {'drzero': drzero, 'dspo': dspo, 'piplay': piplay, 'scope': scope, 'ssp': ssp}
-# π-Play, with a teacher, is the run that is killed below, which every run of the tests plays.
-
-
-def make_config(recipe, **fields):
-    config = RECIPES[recipe].get_config('mini')
-    config.policy.adapters.rank = 4
-    config.progress = False
-    config.stop_after_empty_steps = 0
-    config.world.train, config.world.evaluation = (0, 4), (0, 2)
-    config.eval.questions, config.eval.hops = 1, (1,)
-    config.sampler.slots, config.micro.rows = 16, 2
-    config.schedule.iterations = 1
-    if recipe != 'ssp':
-        config.schedule.hop_ratio = (2, 1, 1)
-        config.solver.batch = 4
-    if recipe not in ('dspo', 'ssp'):
-        config.pool.batch, config.pool.batches = 8, 1
-        config.proposer.batch = 8
-    for role in trained_roles(config):
-        config[role].update(steps=1, learning_rate=1e-3)
-    config.update(fields)
-    check(config)
-    return config
 
 
 def trained_weights(engine, records):
@@ -56,9 +30,13 @@ def trained_weights(engine, records):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize('recipe', RECIPES)
-def test_every_recipe_trains_adapters_over_one_base(recipe):
-    engine = ahead_runs.make_engine(make_config(recipe))
+@pytest.mark.parametrize('recipe', recipes.BUILT_IN)
+def test_every_recipe_trains_adapters_over_one_base(tmp_path, recipe):
+    config = run_library.config_of(recipe, tmp_path)
+    config.policy.adapters.rank = 4
+    for role in trained_roles(config):
+        config[role].update(steps=1, learning_rate=1e-3)
+    engine = ahead_runs.make_engine(config)
     before = {name: arrays(learner.params) for name, learner in engine.learners.items()}
     # One pool serves all roles, those that are not trained included.
     assert len(set(engine.scheduler.pools.values())) == 1
@@ -77,41 +55,23 @@ def arrays(tree):
     return jax.tree.map(np.array, tree)
 
 
-@pytest.mark.long
-def test_with_steps_that_begin_early_a_resumed_run_has_the_same_bits():
-    config = ahead_runs.make_config()
-    config.policy.adapters.rank = 4
-    config.solver.learning_rate = 3e-3
-    check(config)
-    engine = ahead_runs.make_engine(config)
-    records = ahead_runs.play(engine, last=2)
-    device_state, host_state = arrays(engine.device_state()), json.dumps(engine.host_state())
-    records += ahead_runs.play(engine, first=2)
-    final = ahead_runs.weights(engine)
-    assert records[-1]['metrics']['staleness'] == 1
-    engine.restore(device_state, json.loads(host_state))
-    assert ahead_runs.play(engine, first=2) == records[2:]
-    ahead_runs.same_weights(ahead_runs.weights(engine), final)
-
-
 @pytest.mark.parametrize('base', ['none', pytest.param('int8', marks=pytest.mark.long)])
-def test_a_killed_run_is_resumed_exported_and_continued(tmp_path, monkeypatch, base):
-    config = make_config('piplay')
+def test_folders_of_a_run_are_exported_again_and_continued(tmp_path, tmp_path_factory, base):
+    """π-Play has a teacher."""
+    config = run_library.config_of('piplay', tmp_path)
     config.policy.adapters.quantize = base
-    config.policy.adapters.merge = True
-    whole, killed = tmp_path / 'whole', tmp_path / 'killed'
-    loop.run(config, whole)
-    killed_runs.run_until(2, monkeypatch, config, killed)
-    loop.run(config, killed)
+    if base == 'none':
+        whole = run_library.whole('piplay', tmp_path_factory)
+    else:
+        whole = tmp_path / 'whole'
+        loop.run(config, whole)
     folders = sorted(path.name for path in (whole / 'policy').iterdir())
-    assert folders and folders == sorted(path.name for path in (killed / 'policy').iterdir())
     exported = export(whole, tmp_path / 'exported')
     for name in [folder.name for folder in exported if folder.name in folders]:
         if name.endswith('-merged'):
             continue
         file = pathlib.Path(name, 'adapter_model.safetensors')
-        ours, theirs = load_file(whole / 'policy' / file), load_file(killed / 'policy' / file)
-        jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+        ours = load_file(whole / 'policy' / file)
         from_checkpoint = load_file(tmp_path / 'exported' / file)
         jax.tree.map(np.testing.assert_array_equal, ours, from_checkpoint)
         card = (whole / 'policy' / name / 'README.md').read_text()

@@ -59,16 +59,6 @@ def test_rollouts_of_two_steps_are_in_progress_together(played):
     assert {1, 2} <= played.early
 
 
-def test_a_resumed_run_plays_the_same(played):
-    played.restore(played.initial, played.host_state)
-    play(played.engine, last=2)
-    kept = jax.tree.map(np.array, played.engine.device_state())
-    host_state = json.dumps(played.engine.host_state())
-    played.restore(kept, host_state)
-    assert play(played.engine, first=2, last=STEPS - 2) == played.records[2:]
-    ahead_runs.same_weights(ahead_runs.weights(played.engine), played.weights)
-
-
 def make_tools_slow(played, monkeypatch):
     roles = played.engine.context.roles.values()
     (tool,) = {id(tool): tool for role in roles for tool in role.env.tools.values()}.values()

@@ -1,59 +1,31 @@
-"""Roles that play with snapshots of weights, and a recipe with a state: killed, they end with the same bits."""
+"""Roles that play with snapshots of weights, and a recipe with a state."""
 
 import json
 
-import ahead_runs
 import host_processes
+import jax
 import killed_runs
-import league_recipe
 import numpy as np
 import pytest
+import run_library
 from python_process import config_flags
-from run_files import check_same_run, final_states, lines
+from run_files import final_states, lines
 
-from zeroplay_jax.configuration.fields import fit_to_recipe
+from tests.selfplay import league_recipe
 from zeroplay_jax.configuration.rules import check
-from zeroplay_jax.run import branch, loop
+from zeroplay_jax.run import branch
 from zeroplay_jax.selfplay.recipe import RoleSpec
+from zeroplay_jax.types import UserError
 
 
-def make_config(rank=0, **fields):
-    config = ahead_runs.make_config(
-        solver__steps=2,
-        solver__fill_rounds=1,
-        schedule__iterations=2,
-        eval__questions=2,
-        eval__every=2,
-        checkpoint__every=1,
-        checkpoint__best='em/mean',
-        world__train=(0, 4),
-        world__evaluation=(0, 2),
-        inputs__world_questions=16,
-        **fields,
-    )
-    config.eval.hops = (1,)
-    config.policy.adapters.rank = rank
-    config.stop_after_empty_steps = 0
-    config.recipe = 'league_recipe'
-    fit_to_recipe(config)
-    check(config)
-    return config
+@pytest.fixture
+def whole(tmp_path_factory):
+    return run_library.whole('league', tmp_path_factory)
 
 
-@pytest.fixture(
-    scope='module', params=[0, pytest.param(4, marks=pytest.mark.long)], ids=['whole', 'adapters']
-)
-def played(request, tmp_path_factory):
-    workdir = tmp_path_factory.mktemp('league') / 'whole'
-    config = make_config(request.param)
-    loop.run(config, workdir)
-    return config, workdir
-
-
-def test_snapshots_stay_as_they_were_and_the_state_grows(played):
-    config, workdir = played
-    steps = [row['step'] for row in lines(workdir) if row['phase'] == 'solver']
-    logged = [row for row in lines(workdir, 'trajectories.jsonl') if row['phase'] == 'solver']
+def test_snapshots_stay_as_they_were_and_the_state_grows(whole):
+    steps = [row['step'] for row in lines(whole) if row['phase'] == 'solver']
+    logged = [row for row in lines(whole, 'trajectories.jsonl') if row['phase'] == 'solver']
     versions = {row['step']: row['info']['versions']['solver@1'] for row in logged}
     # The first iteration plays against the start, the second against the end of the first.
     assert [versions[step] for step in steps] == [0, 0, 1, 1]
@@ -61,43 +33,25 @@ def test_snapshots_stay_as_they_were_and_the_state_grows(played):
     # Steps that begin early see one outcome less; the first of an iteration does not begin early.
     assert baselines[steps[0]] == baselines[steps[1]] == {}
     assert baselines[steps[2]] == baselines[steps[3]] != {}
-    states, saved = final_states(workdir)
+    states, saved = final_states(whole)
     assert saved['engine']['recipe']['baselines'] != baselines[steps[3]]
     assert saved['engine']['versions']['solver@1'] == 1
-    solver = states['solver']
-    trained, past = (
-        np.concatenate([x.ravel() for x in leaves(solver[n])]) for n in ('params', 'solver@1')
-    )
-    assert trained.shape == past.shape and not np.array_equal(trained, past)
+    trained, past = (jax.tree.leaves(states['solver'][name]) for name in ('params', 'solver@1'))
+    assert len(trained) == len(past) and not all(map(np.array_equal, trained, past))
 
 
-def leaves(tree):
-    if isinstance(tree, dict):
-        return [x for name in sorted(tree) for x in leaves(tree[name])]
-    return [np.asarray(tree, np.float32)]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize('step', [3, 5])
-def test_a_killed_run_ends_with_the_same_bits(played, tmp_path, monkeypatch, step):
-    config, whole = played
-    killed = tmp_path / 'killed'
-    killed_runs.run_until(step, monkeypatch, config, killed)
-    loop.run(config, killed)
-    check_same_run(whole, killed)
-
-
-@pytest.mark.long
-def test_another_run_begins_with_the_weights_as_snapshots(played, tmp_path, monkeypatch):
-    config, whole = played
-    config = make_config(config.policy.adapters.rank, solver__learning_rate=1e-5)
-    killed_runs.run_until(None, monkeypatch, config, tmp_path / 'next', str(whole))
-    source = branch.newest_checkpoint(tmp_path / 'next')
-    states, saved = final_states(tmp_path / 'next')
-    assert source.step == 0 and saved['engine']['recipe']['baselines'] == {}
+def test_another_run_begins_with_the_weights_as_snapshots(whole, tmp_path, monkeypatch):
+    workdir = tmp_path / 'next'
+    config = run_library.config_of('league', workdir)
+    config.solver.learning_rate = 1e-5
+    killed_runs.run_until(None, monkeypatch, config, workdir, str(whole))
+    states, saved = final_states(workdir)
+    assert branch.newest_checkpoint(workdir).step == 0
+    assert saved['engine']['recipe']['baselines'] == {}
     for name in ('solver@1', 'solver@best'):
-        for ours, start in zip(leaves(states['solver'][name]), leaves(states['solver']['params'])):
-            np.testing.assert_array_equal(ours, start)
+        jax.tree.map(
+            np.testing.assert_array_equal, states['solver'][name], states['solver']['params']
+        )
 
 
 FLAGS = """
@@ -128,16 +82,16 @@ def test_two_processes_have_the_state_of_one(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('name', ['solver@', 'solver@0', 'solver@last', 'initial@2', 'past@1'])
-def test_a_snapshot_that_cannot_be_is_refused_in_one_line(name, monkeypatch, user_meets):
+def test_a_snapshot_that_cannot_be_is_refused(name, monkeypatch):
     roles = (RoleSpec('solver', 'solver'), RoleSpec('past', 'solver', weights_from=name))
-    config = make_config()
     monkeypatch.setattr(league_recipe.Recipe, 'roles', classmethod(lambda cls, config: roles))
-    with user_meets(rf'takes its weights from \'{name}\'; name one of solver, initial, or of the'):
-        check(config)
+    line = rf"takes its weights from '{name}'; name one of solver, initial, or of the"
+    with pytest.raises(UserError, match=line):
+        check(run_library.league_config())
 
 
-def test_the_best_one_needs_a_metric(user_meets):
-    config = make_config()
+def test_the_best_one_needs_a_metric():
+    config = run_library.league_config()
     config.checkpoint.best = ''
-    with user_meets('role best plays with the weights of the best evaluation; name its metric'):
+    with pytest.raises(UserError, match='role best plays .* best evaluation; name its metric'):
         check(config)

@@ -1,13 +1,9 @@
 """ATIF documents: ours are valid for a validator of others, and theirs are shown as our rollouts are."""
 
-import dataclasses
 import json
-import types
 
-import numpy as np
 import pytest
 import sample_run
-import tiny
 from nat.atif import (
     Agent,
     FinalMetrics,
@@ -23,18 +19,6 @@ from nat.atif.content import ContentPart, ImageSource
 from zeroplay_jax import export
 from zeroplay_jax.evaluation.report_builder import page_data, read_lines
 from zeroplay_jax.extras import atif
-from zeroplay_jax.rollout import continuing
-from zeroplay_jax.rollout.call_syntax import syntax_of
-from zeroplay_jax.rollout.environment import Environment, Limits
-from zeroplay_jax.rollout.prompts import Prompt
-from zeroplay_jax.rollout.tokens import Codec
-from zeroplay_jax.run.hooks import trajectory_record
-from zeroplay_jax.selfplay.schedule import Phase
-from zeroplay_jax.selfplay.schedule import Step as RunStep
-from zeroplay_jax.tools.search import SearchTool
-from zeroplay_jax.types import POLICY, PROMPT, Row, Turn
-from zeroplay_jax.types import ToolCall as Call
-from zeroplay_jax.types import Trajectory as Rollout
 
 SCHEMA = {'type': 'object', 'properties': {'query': {'type': 'string'}}}
 
@@ -62,7 +46,9 @@ def test_documents_of_a_run_are_valid_and_come_back_as_they_were(run, documents)
 
 def test_turn_rewards_errors_and_tools_are_kept(run, tmp_path):
     record = read_lines(run / 'trajectories.jsonl', [])[1]
-    record['segments'] = [{'source': source, 'text': source} for source in ('env', 'policy', 'env')]
+    record['segments'] = [
+        {'source': source, 'text': source} for source in ('env', 'policy', 'env', 'env')
+    ]
     call = {
         'tool': 'search',
         'arguments': 'no object',
@@ -83,60 +69,9 @@ def test_turn_rewards_errors_and_tools_are_kept(run, tmp_path):
     assert first['source'] == 'user' and turn['extra'] == {'reward': 0.25}
     (entry,) = turn['tool_calls']
     assert entry['arguments'] == {} and entry['extra'] == {'error': 'invalid_arguments'}
-    assert turn['observation']['results'] == [
-        {'content': 'env', 'source_call_id': entry['tool_call_id']}
-    ]
-
-
-NOTE = 'Go on. <|im_end|> <tool_response>no result</tool_response>'
-FOUND = 'Gumu lies in Lomi. <|im_end|>'
-
-
-@pytest.mark.fault(
-    'nov29-D6', 'a result, a refused call and a note, as messages of a chat template'
-)
-def test_results_and_notes_have_no_text_of_the_chat_template(tmp_path, user_reads):
-    codec = Codec(tiny.make_folder(tmp_path / 'policy'))
-    tools = {'search': SearchTool(lambda queries: [])}
-    env = Environment(codec, syntax_of('qwen'), Limits(4, 99, 400), tools)
-    prompt = env.prompt_ids(Prompt('{question}'), question='Where is Gumu?')
-    zeros = np.zeros(len(prompt), np.float32)
-    source = np.full(len(prompt), PROMPT, np.int8)
-    rollout = Rollout(prompt, source, zeros, (), 'turns', 'policy', 1, (1, 0))
-    found = Call('search', {'query_list': ['Gumu']}, FOUND)
-    # A refused call of a last turn, behind which a recipe goes on with a note.
-    refused = Call('', None, 'The call could not be read.', error='malformed')
-    for text, call, note in (('<tool_call>', found, ''), ('?', refused, NOTE), ('Lomi', None, '')):
-        ids = np.asarray(codec.encode(text), np.int32)
-        rollout = dataclasses.replace(
-            rollout,
-            tokens=np.concatenate([rollout.tokens, ids]),
-            source=np.concatenate([rollout.source, np.full(len(ids), POLICY, np.int8)]),
-            logp=np.concatenate([rollout.logp, np.zeros(len(ids), np.float32)]),
-            turns=(*rollout.turns, Turn(text, call)),
-            starts=(*rollout.starts, len(rollout.tokens)),
-        )
-        if call is not None:
-            reply = continuing.note_ids(rollout, env, note) if note else env.observation(call)
-            rollout = continuing.replied(rollout, env, reply, note)
-    context = types.SimpleNamespace(roles={'solver': types.SimpleNamespace(env=env)})
-    step = RunStep(Phase('solver', 1, ('solver',), 0), 0, 3)
-    record = trajectory_record('drzero', context, step, Row('solver', rollout, 1.0, 0))
-    document = atif.to_document(json.loads(json.dumps(record)), {}, 0, '1')
-    Trajectory.model_validate(document)
-    _, called, refusal, note, answered = document['steps']
-    (result,) = called['observation']['results']
-    # verl's form of a result, which stands between the tags of the template.
-    assert json.loads(result['content']) == {'result': FOUND}
-    assert result['source_call_id'] == called['tool_calls'][0]['tool_call_id']
-    assert refusal['tool_calls'][0]['extra'] == {'error': 'malformed'}
-    assert 'observation' not in refusal and note == {
-        'step_id': 4,
-        'source': 'user',
-        'message': NOTE,
-    }
-    assert answered['message'] == 'Lomi'
-    user_reads(f'right: a result {result["content"]}, and a step of source user')
+    result, more = turn['observation']['results']
+    assert result == {'content': 'env', 'source_call_id': entry['tool_call_id']}
+    assert more['content'] == 'env'
 
 
 @pytest.fixture
@@ -235,27 +170,6 @@ def test_the_page_shows_documents_of_others_without_empty_sections(job, browser,
     assert browser.js('$("topics").innerText') == 'None of these rollouts proposes a question.'
     assert browser.js('document.querySelectorAll(".block.call").length') == 2
     assert 'What is it?' in browser.js('document.querySelector("#detail .question").innerText')
-
-
-def test_values_of_other_types_do_no_harm(job, browser, open_page):
-    path = job / 'trial' / 'agent' / 'trajectory.json'
-    steps = [{'source': 'agent', 'tool_calls': 5, 'observation': {'results': 3}}]
-    document = json.loads(path.read_text()) | {'extra': 5, 'subagent_trajectories': 7}
-    path.write_text(json.dumps(document | {'steps': [*document['steps'], *steps]}))
-    (job / 'trial' / 'verifier' / 'reward.txt').write_text('nan')
-    (job / 'folder.json').mkdir()
-    open_page(job)
-    shown = browser.js('document.querySelector("#detail .question").innerText')
-    assert 'What is it?' in shown
-    assert browser.js('document.querySelector("#config").hidden') is True
-
-
-def test_results_of_one_turn_are_all_kept(run):
-    record = read_lines(run / 'trajectories.jsonl', [])[1]
-    texts = ('prompt', 'policy', 'env', 'env')
-    record['segments'] = [{'source': text, 'text': text} for text in texts]
-    document = atif.to_document(record, {}, 0, '1')
-    assert len(document['steps'][-1]['observation']['results']) == 2
 
 
 def test_a_single_file_gets_its_page_beside_it_and_a_damaged_one_is_one_line(job, capsys):

@@ -55,36 +55,6 @@ def test_a_run_that_does_not_begin_leaves_nothing(bucket, config, cache):
     assert not bucket.contents and not cache.exists()
 
 
-def test_a_process_that_waits_for_one_that_does_not_begin_has_an_id_of_its_own(
-    bucket, config, monkeypatch
-):
-    contents_at_release = []
-    release = bucket_run.Lease.release
-
-    def release_and_look(lease):
-        contents_at_release.append(set(bucket.contents))
-        release(lease)
-
-    monkeypatch.setattr(bucket_run.Lease, 'release', release_and_look)
-    bucket.write('runs/a/id.json', json.dumps({'id': OLD}).encode())
-    bucket.write('runs/a/lease.json', b'{}')
-    take = bucket_run.Lease._wait_until_free
-
-    def wait_until_free(lease):
-        # The holder ends before it has begun the run.
-        bucket.delete('runs/a/id.json')
-        bucket.delete('runs/a/lease.json')
-        return take(lease)
-
-    monkeypatch.setattr(bucket_run.Lease, '_wait_until_free', wait_until_free)
-    begin(config)
-    assert RemoteWorkdir(bucket, 'runs/a').run_id() not in (None, OLD)
-    bucket.contents.clear()
-    with pytest.raises(UserError), bucket_run.opened(Hosts(), ADDRESS, frozen(config)):
-        raise UserError('the mesh does not fit')
-    assert contents_at_release[-1] == {'runs/a/lease.json'}
-
-
 def test_another_config_is_refused_by_its_address_before_the_run(bucket, config, cache):
     begin(config, lambda place: place.at_end())
     shutil.rmtree(cache)

@@ -9,7 +9,7 @@ from memory_bucket import outage
 from saved_runs import names, save, wait, wait_for
 
 from zeroplay_jax.extras.buckets.lease import Lease
-from zeroplay_jax.extras.buckets.mirror import Mirror, link_folder, merge
+from zeroplay_jax.extras.buckets.mirror import Mirror, merge
 from zeroplay_jax.extras.buckets.objects import Unavailable
 from zeroplay_jax.extras.buckets.run import bring_down
 from zeroplay_jax.extras.buckets.workdir import RemoteFile
@@ -155,15 +155,6 @@ def test_a_further_attempt_of_a_part_uploads_the_files_of_the_first_one(remote, 
     two.complete(2, 4)
 
 
-def test_a_newest_step_of_another_process_without_one_of_its_files_ends_the_run(remote, steps, two):
-    second = two.second()
-    save(steps, two.a, 2)
-    save(steps, two.b, 2, lambda saved: (saved / 'loop' / 'metadata').unlink())
-    with pytest.raises(UserError, match='checkpoints/2 is damaged: .*loop/metadata is missing'):
-        wait_for(second.is_pending)
-    assert not remote.manifests()
-
-
 def save_best(source, folder, step):
     """Copies a step of `source` to the folder of the best evaluation."""
     shutil.copytree(source / 'checkpoints' / str(step), folder / 'best' / str(step))
@@ -204,45 +195,6 @@ def test_an_outage_while_old_steps_are_removed_leaves_the_complete_one_alone(rem
     assert writes[-1] == 'runs/a/steps/00000002.json'
     # Checksums are written once, when those of all processes are known.
     assert len(writes) == len(set(writes))
-
-
-def test_a_later_attempt_of_the_first_process_has_parts_of_its_own(remote, steps, two, tmp_path):
-    """The first process tries again, and has the step of a better evaluation by then."""
-    save_part(steps, two.b, 2)
-    second = two.second()
-    staging = tmp_path / 'staging'
-    own_files = link_folder(steps, staging, 'checkpoints/2', 'checkpoints/2-0')
-    two.first._write_part(1, 2, own_files)
-    wait_for(lambda: two.first._read_part(1, 1))
-    save_best(two.b, two.b, 2)
-    save_best(steps, tmp_path / 'first', 2)
-    files = own_files | link_folder(tmp_path / 'first', staging, 'best/2', 'best/2-0')
-    two.first._write_part(2, 2, files)
-    wait_for(lambda: two.first._read_part(2, 1))
-    _, part = two.first._read_part(2, 1)
-    assert part.keys() == {'checkpoints/2/states/w/1', 'best/2/states/w/1'}
-    # The attempt before has no part of the best step.
-    _, part = two.first._read_part(1, 1)
-    assert part.keys() == {'checkpoints/2/states/w/1'}
-    second.raise_if_failed()
-
-
-def test_a_part_that_is_removed_after_it_was_listed_ends_no_run(remote, steps, two):
-    read = remote.bucket.read
-    removed = []
-
-    def read_removed(name):
-        if name.endswith('/0.json') and not removed:
-            removed.append(name)
-            return None
-        return read(name)
-
-    remote.bucket.read = read_removed
-    save_part(steps, two.b, 2)
-    save(steps, two.a, 2)
-    two.second()
-    two.complete(2)
-    assert removed
 
 
 def test_different_contents_of_one_shard_are_no_checkpoint():

@@ -9,7 +9,7 @@ import xml.etree.ElementTree as ET
 import pytest
 import sample_run
 
-from zeroplay_jax.evaluation import report_builder, statistics
+from zeroplay_jax.evaluation import statistics
 from zeroplay_jax.extras import drawing, figures
 
 RUNS = pathlib.Path(__file__).parents[2] / 'golden' / 'runs'
@@ -66,13 +66,6 @@ def test_a_line_has_the_values_of_the_log(tmp_path):
     assert lines['rubrics/mean'] == ([0, 4], [0.1, 0.3])
 
 
-def test_lines_of_several_runs_are_named(tmp_path):
-    runs = report_builder.read_runs([RUNS / 'drzero', RUNS / 'piplay'])
-    out, _ = figures.write_figure('drzero3', runs, tmp_path / 'figure.svg')
-    labels = {f'{run}: solver/reward_mean' for run in ('drzero', 'piplay')}
-    assert labels <= texts(out)
-
-
 def points(root, gid):
     """The heights of the filled area with an id."""
     (group,) = [node for node in root.iter(f'{SVG}g') if node.get('id') == gid]
@@ -111,12 +104,6 @@ def test_a_figure_that_cannot_be_drawn_is_refused(figure, line, tmp_path, capsys
     sample_run.write_lines(folder / 'metrics.jsonl', [{'step': 0, 'phase': 'solver', 'loss': 1.0}])
     assert figures.main([figure, str(folder)]) == 2
     assert capsys.readouterr().err.startswith(f'zeroplay_jax.extras.figures: {line}')
-
-
-def test_all_figures_are_listed(capsys):
-    assert figures.main(['list']) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == NAMES
 
 
 def test_every_figure_belongs_to_a_paper():

@@ -1,7 +1,6 @@
 """The simulator of a plan's time: what it conserves, and what its steps cost beside the compiled ones."""
 
 import dataclasses
-import itertools
 
 import numpy as np
 import pytest
@@ -54,25 +53,6 @@ def test_every_token_is_generated_once_and_every_rollout_ends_once(name, hosts):
     assert longest * machine().step(1, 1) < seconds < played(name, 1)[2] + 1e-9
 
 
-def test_pages_come_back_and_some_rollouts_are_evicted():
-    engines, _, _ = played('pages')
-    (engine,) = engines
-    (shard,) = engine.pool.placement.shards
-    assert len(shard.allocator.free) == SETTINGS['pages'].pages and shard.allocator.promised == 0
-    assert engine.pool.placement.stats['evictions'] > 0 and engine.pool.active == 0
-
-
-def test_a_cache_that_no_rollout_fits_is_refused():
-    with pytest.raises(RuntimeError, match='too small'):
-        played('pages', pages=3)
-
-
-def test_lengths_of_the_workload_are_those_of_the_measured_one():
-    prompts, written, read = workloads.tokens(Workload().draw(plan_time.SEED))
-    assert (prompts + written + read) / 1280 == pytest.approx(1487, abs=5)
-    assert workloads.tokens([Group(10, (Episode(((3, 4), (5, 9))),) * 2)]) == (20, 16, 8)
-
-
 def test_a_run_takes_the_seconds_of_its_parts():
     part = Part(groups=2, samples=3, trained=True, scored=2.0, repeat=5)
     other = dataclasses.replace(part, trained=False, turns=1, repeat=1)
@@ -90,16 +70,6 @@ def test_a_run_takes_the_seconds_of_its_parts():
     exchange = 5 * 6 * costs.EXCHANGE_SECONDS
     assert seconds(part) == pytest.approx(5 * rollouts + update + exchange)
     assert seconds(part, other) == pytest.approx(seconds(part) + seconds(other))
-
-
-@pytest.mark.parametrize('kind', costs.COMPILED_SLOTS)
-@pytest.mark.parametrize('model', ['qwen2.5-3b', costs.MODEL, 'qwen3-30b-a3b'])
-def test_a_step_of_more_tokens_is_no_faster(kind, model):
-    host_costs = costs.machine_costs(kind, costs.published_model(model), 4, 1)
-    seconds = [host_costs.step(tokens, min(tokens, 256)) for tokens in range(8, 2048, 8)]
-    # Between compiled steps their ratio to peak rates is interpolated.
-    for fewer, more in itertools.pairwise(seconds):
-        assert more > 0.99 * fewer
 
 
 MODEL = costs.published_model(costs.MODEL)
