@@ -20,8 +20,6 @@ from zeroplay_jax.settings.schema import LINEARS
 
 # The built-in policy before it was degraded.
 TRAINED = BUILT_IN_CHECKPOINT.parent / 'clean'
-# The plain one computes what the test of merged weights does.
-MODES = [pytest.param({}, marks=pytest.mark.long), {'scan': True, 'remat': True}]
 
 
 @pytest.fixture(scope='module')
@@ -31,7 +29,7 @@ def policy(published):
     return model, params | {adapters.SCALE: jnp.full(1, 2.0)}
 
 
-@pytest.mark.parametrize('magnitude', [1e-30, 1.0, 1e30])
+@pytest.mark.parametrize('magnitude', [1e-30, 1e30])
 def test_no_entry_is_off_by_more_than_half_a_step_of_its_channel(magnitude):
     rng = np.random.default_rng(0)
     kernel = rng.normal(size=(64, 48)) * np.exp(rng.normal(size=48))
@@ -68,10 +66,9 @@ def test_every_linear_layer_and_nothing_else_is_quantised_the_same_on_every_mesh
     assert split['layer_0']['down']['kernel_scale'].sharding.spec == P('fsdp')
 
 
-@pytest.mark.parametrize('mode', MODES)
-def test_values_and_gradients_of_adapters_are_those_over_the_dequantised_base(policy, mode):
+def test_values_and_gradients_of_adapters_are_those_over_the_dequantised_base(policy):
     model, base = policy
-    model, rows = dataclasses.replace(model, **mode), packed(model)
+    model, rows = dataclasses.replace(model, scan=True, remat=True), packed(model)
     weight = np.linspace(0, 1, rows[0].size).reshape(rows[0].shape)
 
     def loss(adapter, base):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from request_cases import (
     CONFIG,
+    check_idle,
     echo,
     flat,
     make_env,
@@ -203,8 +204,7 @@ def test_rollouts_with_overlap_are_the_same_bit_for_bit(policy, config):
     sampled = sum((t.source == POLICY).sum() for t in expected)
     calls = sum(len(t.turns) for t in expected)
     assert sampled <= scheduler.stats['generated_tokens'] <= sampled + calls * config.burst
-    for shard in pool.placement.shards:
-        assert shard.is_idle and shard.allocator.available == shard.allocator.count
+    check_idle(pool)
     if config == FEW_PAGES:
         assert scheduler.stats['evictions']
 
