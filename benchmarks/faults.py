@@ -1,8 +1,8 @@
-"""Sends the inputs that others reported as faults, and prints what a user reads: python -m benchmarks.faults
+"""Sends the inputs that others reported as faults, and prints which tests pass: python -m benchmarks.faults
 
 The inputs are the tests with the marker `fault(key, sent)`. A test passes if its input is read as the field's reference
-implementation reads it, or refused in one line; the line is recorded by the fixture `user_reads`. A test that fails is
-`silent` (wrong and not a word), or a `traceback`. The status is 1 if there is one of these.
+implementation reads it, or refused in one line. A test that fails is `silent` (wrong and not a word), or a `traceback`.
+The status is 1 if there is one of these.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import pytest
 from benchmarks.command import parser
 
 ROOT = pathlib.Path(__file__).parents[1]
-# Characters of a line in the table.
-_MAX_LINE = 300
+# Characters of a reason in the table.
+_MAX_REASON = 300
 # The folder that pytest made for a test.
 _TEST_FOLDER = re.compile(r'/\S*?/pytest-of-[^/]+/pytest-\d+/([^/\s]+/)?')
 
@@ -33,14 +33,14 @@ class Row:
     Attributes:
       key: its place in the tables of faults, such as 'third-1' or 'F5'.
       sent: what the input is.
-      verdict: 'right', 'refused', 'said' (read, with a line that warns), 'not tried', 'silent' or 'traceback'.
-      line: what a user reads.
+      verdict: 'passes', 'not tried', 'silent' or 'traceback'.
+      reason: why the test was not tried, or what it failed with.
     """
 
     key: str
     sent: str
     verdict: str
-    line: str
+    reason: str
 
 
 class Collector:
@@ -61,20 +61,12 @@ class Collector:
         if not is_result or report.nodeid not in self._markers:
             return
         key, sent = self._markers[report.nodeid]
-        line = str(dict(report.user_properties).get('user_reads', ''))
-        verdict = _verdict(line)
+        verdict, reason = 'passes', ''
         if report.skipped:
-            verdict = 'not tried'
-            line = _skip_reason(report)
+            verdict, reason = 'not tried', _skip_reason(report)
         elif report.failed:
-            verdict, line = _failure(report)
-        self.rows.append(Row(key, sent, verdict, line))
-
-
-def _verdict(line: str) -> str:
-    """Returns the verdict of a test that passed: lines that begin with 'right:' or 'said:' name it."""
-    prefix = re.match(r'(right|said)\b', line)
-    return prefix[1] if prefix else 'refused'
+            verdict, reason = _failure(report)
+        self.rows.append(Row(key, sent, verdict, reason))
 
 
 def _skip_reason(report: pytest.TestReport) -> str:
@@ -85,7 +77,7 @@ def _skip_reason(report: pytest.TestReport) -> str:
 
 
 def _failure(report: pytest.TestReport) -> tuple[str, str]:
-    """Returns verdict and line of a test that failed."""
+    """Returns verdict and message of a test that failed."""
     crash = getattr(report.longrepr, 'reprcrash', None)
     message = crash.message if crash is not None else str(report.longrepr)
     # An assertion that fails, or an error that was expected and not raised: the input was taken without a word.
@@ -104,11 +96,11 @@ def _place(row: Row) -> tuple[str, int, str]:
 
 def table_of(rows: Sequence[Row]) -> str:
     """Returns the table, its columns divided by tabs."""
-    lines = ['key\twhat is sent\tverdict\twhat a user reads']
+    lines = ['key\twhat is sent\tverdict\twhy']
     for row in sorted(rows, key=_place):
-        one_line = _TEST_FOLDER.sub('', ' '.join(row.line.split())).replace(f'{ROOT}/', '')
+        one_line = _TEST_FOLDER.sub('', ' '.join(row.reason.split())).replace(f'{ROOT}/', '')
         # Quotes at the beginning of a cell would be those of the format.
-        cells = [row.key, ' '.join(row.sent.split()), row.verdict, one_line[:_MAX_LINE]]
+        cells = [row.key, ' '.join(row.sent.split()), row.verdict, one_line[:_MAX_REASON]]
         lines.append('\t'.join(cells).replace('"', "'"))
     return '\n'.join(lines) + '\n'
 

@@ -1,6 +1,5 @@
 """Tests run on eight virtual CPU devices; smaller meshes are subsets."""
 
-import contextlib
 import gc
 import math
 import os
@@ -75,29 +74,3 @@ def programs_are_dropped_where_they_take_much_memory():
     if jax is not None and psutil.Process().memory_info().rss > MOST_MEMORY:
         jax.clear_caches()
         gc.collect()
-
-
-@pytest.fixture
-def user_reads(record_property):
-    """Returns a function that records the line a user reads, for the table of `python -m benchmarks.faults`."""
-
-    def record(line):
-        record_property('user_reads', str(line))
-
-    return record
-
-
-@pytest.fixture
-def user_meets(user_reads):
-    """A function: the block is refused with such a line, which is recorded as what a user reads."""
-    from zeroplay_jax.types import UserError
-
-    @contextlib.contextmanager
-    def meets(message, kind=UserError):
-        with pytest.raises(kind, match=message) as refusal:
-            yield
-        line = str(refusal.value)
-        assert '\n' not in line
-        user_reads(line)
-
-    return meets

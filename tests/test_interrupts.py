@@ -25,7 +25,7 @@ def new_run(folder, name):
 @pytest.mark.fault(
     'nov29-C1', 'Ctrl-C and SIGTERM at ten moments after steps, each with a checkpoint'
 )
-def test_runs_end_in_one_line_and_resume_bit_for_bit(tmp_path, user_reads):
+def test_runs_end_in_one_line_and_resume_bit_for_bit(tmp_path):
     # Children of a process that ignores the signal ignore it, too.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -42,7 +42,6 @@ def test_runs_end_in_one_line_and_resume_bit_for_bit(tmp_path, user_reads):
         assert kills.differences(whole, run) == []
     finally:
         signal.signal(signal.SIGINT, before)
-    user_reads('right: ended at once in one line, and resumed bit for bit')
 
 
 def interrupted(run, moment):

@@ -76,7 +76,7 @@ PLACES += ('config.inputs', 'config.schedule.hop_ratio')
 
 
 @pytest.mark.fault('user-6', 'the commands of a run of Dr. Zero on a v5litepod-16')
-def test_every_page_has_the_same_flags_for_one_run_on_one_slice(user_reads):
+def test_every_page_has_the_same_flags_for_one_run_on_one_slice():
     flags_of = {}
     for page in ONE_RUN:
         text = re.sub(r'\\+\n\s*', ' ', (ROOT / page).read_text())
@@ -89,7 +89,6 @@ def test_every_page_has_the_same_flags_for_one_run_on_one_slice(user_reads):
     assert {page for page, _ in flags_of} == set(ONE_RUN) and len(flags_of) >= 7
     (first, *others) = flags_of.values()
     assert all(flags == first for flags in others), flags_of
-    user_reads(f'right: {len(flags_of)} commands with the same {len(first)} flags')
 
 
 # What they refuse
@@ -108,9 +107,7 @@ NONSENSE = {
 
 @pytest.mark.fault('user-5', 'a launch with a misspelt config and flags that cannot work')
 @pytest.mark.parametrize('script', OPTIONS)
-def test_a_launch_names_all_mistakes_of_the_run_before_anything_is_created(
-    script, tmp_path, user_reads
-):
+def test_a_launch_names_all_mistakes_of_the_run_before_anything_is_created(script, tmp_path):
     flag, line = NONSENSE[script]
     other = '--config.solver.bacth=2'
     words = [*OPTIONS[script], '--', *RUN, flag, other]
@@ -122,7 +119,6 @@ def test_a_launch_names_all_mistakes_of_the_run_before_anything_is_created(
     misspelt = ['--config=configs/drzerro.py', *RUN[1:]]
     result = call(script, *OPTIONS[script], '--dry-run', '--', *misspelt)
     assert result.returncode == 2 and 'did you mean configs/drzero.py?' in result.stderr
-    user_reads(line)
 
 
 @pytest.mark.parametrize(

@@ -44,14 +44,13 @@ PLACES = {
 
 @pytest.mark.fault('user-1', 'a packaged policy, named in a folder that is no checkout')
 @pytest.mark.parametrize('place', PLACES)
-def test_a_packaged_policy_is_found_from_any_folder(place, user_reads):
+def test_a_packaged_policy_is_found_from_any_folder(place):
     path = PLACES[place]()
     assert pathlib.Path(path) == PACKAGE / 'mini' / 'clean'
-    user_reads(f'right: {place} reads the policy of this installation')
 
 
 @pytest.mark.fault('user-1', 'the packaged texts, named in a folder that is no checkout')
-def test_packaged_texts_are_found_from_any_folder(user_reads):
+def test_packaged_texts_are_found_from_any_folder():
     assert corpus_of(quickstart) == str(EXAMPLE_TEXTS)
     documents = inputs._parser().parse_args(
         'documents --corpus zeroplay_jax/mini/texts --count=1 --out=d.jsonl'.split()
@@ -59,7 +58,6 @@ def test_packaged_texts_are_found_from_any_folder(user_reads):
     assert str(documents.corpus) == str(EXAMPLE_TEXTS)
     build.main('--corpus zeroplay_jax/mini/texts --kind bm25 --out index'.split())
     assert pathlib.Path('index/manifest.json').is_file()
-    user_reads('right: quickstart, inputs and retrieval.build read the texts of this installation')
 
 
 def test_a_file_in_the_current_folder_takes_precedence():

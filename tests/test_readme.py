@@ -242,7 +242,7 @@ def test_the_recipe_of_the_documentation_is_short_and_was_run(project):
 
 
 @pytest.mark.fault('user-11', 'the example of the README')
-def test_the_python_example_of_the_readme_runs(project, user_reads):
+def test_the_python_example_of_the_readme_runs(project):
     (example,) = blocks('README.md', 'python')
     statements = [x for x in example.splitlines() if x and not x.startswith('import')]
     assert len(statements) <= 10
@@ -262,7 +262,6 @@ def test_the_python_example_of_the_readme_runs(project, user_reads):
     assert 'search' in printed and (project / 'runs/from_python/summary.json').is_file()
     rewards, loss = re.search(r'\[\[(.*?)\]\] (\S+)', printed).groups()
     assert len(set(rewards.split())) == 2 and abs(float(loss)) > 1e-3
-    user_reads(f'right: rewards {rewards}, loss {float(loss):.3f}')
 
 
 def test_the_commands_and_the_client_of_the_retrieval_page(project):

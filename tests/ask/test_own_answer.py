@@ -32,7 +32,7 @@ def test_both_rollouts_are_shown_and_the_second_is_the_answer(ask_scripted):
     assert 'Fretes? Is it Lomi?' in record['segments'][0]['text']
 
 
-def test_a_question_that_grows_too_long_is_refused_in_one_line(monkeypatch, capsys, user_reads):
+def test_a_question_that_grows_too_long_is_refused_in_one_line(monkeypatch, capsys):
     async def grows(self, context, question, identity):
         return await context.ask('solver', identity, question='long ' * 400)
 
@@ -40,7 +40,6 @@ def test_a_question_that_grows_too_long_is_refused_in_one_line(monkeypatch, caps
     assert main([f'--policy={CLEAN}', 'q']) == 2
     line = capsys.readouterr().err.splitlines()[-1]
     assert 'cannot be asked: prompt_too_long' in line
-    user_reads(line)
 
 
 def test_rollouts_that_are_asked_together_are_shown_one_after_the_other(ask_scripted, monkeypatch):

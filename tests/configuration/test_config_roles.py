@@ -57,7 +57,7 @@ def test_a_role_cannot_be_called_like_something_else(tmp_path, monkeypatch, name
 
 
 @pytest.mark.fault('L', 'a role that a recipe adds to a run with solver.batch=4')
-def test_an_added_role_has_the_batch_of_the_evaluated_one(monkeypatch, user_reads):
+def test_an_added_role_has_the_batch_of_the_evaluated_one(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / 'tests/outside_package')
     config = drzero.get_config('mini')
     config.recipe = 'zp_outside.critic'
@@ -69,4 +69,3 @@ def test_an_added_role_has_the_batch_of_the_evaluated_one(monkeypatch, user_read
     assert (config.critic.batch, config.solver.batch) == (8, 4)
     # Roles of the project's recipes keep their defaults.
     assert common.get_config('zp_outside.critic').proposer.batch == 256
-    user_reads('right: critic.batch=4')

@@ -112,41 +112,38 @@ def _with_number(value, number):
 
 @pytest.mark.fault('D', 'inf, nan, 1e999 in every field that holds numbers, alone or in a list')
 @pytest.mark.parametrize('text', NOT_FINITE)
-def test_numbers_that_are_not_finite_are_refused_in_every_field(sound, text, user_reads):
+def test_numbers_that_are_not_finite_are_refused_in_every_field(sound, text):
     for name, value in list(fields.leaves(sound).items()):
         numbers = value if isinstance(value, tuple) else (value,)
         if not any(type(number) is float for number in numbers):
             continue
         config = sound.copy_and_resolve_references().unlock()
         config.update_from_flattened_dict({name: _with_number(value, float(text))})
-        with pytest.raises(ConfigError, match=f'config.{name}=.*(finite|valid)') as refusal:
+        with pytest.raises(ConfigError, match=f'config.{name}=.*(finite|valid)'):
             fields.check_values(config)
-    user_reads(refusal.value)
 
 
 @pytest.mark.fault('D', 'finite shares whose sum is infinite')
-def test_shares_with_an_infinite_sum_are_refused(sound, user_reads):
+def test_shares_with_an_infinite_sum_are_refused(sound):
     sound.schedule.hop_ratio = (1e308, 1e308)
-    with pytest.raises(ConfigError, match='schedule.hop_ratio=.*give up to six') as refusal:
+    with pytest.raises(ConfigError, match='schedule.hop_ratio=.*give up to six'):
         fields.check_values(sound)
-    user_reads(refusal.value)
 
 
 @pytest.mark.fault('kin-numbers', 'whole numbers beyond 32 bits in every field')
-def test_whole_numbers_that_no_accelerator_holds_are_refused(sound, user_reads):
+def test_whole_numbers_that_no_accelerator_holds_are_refused(sound):
     for name, value in list(fields.leaves(sound).items()):
         numbers = value if isinstance(value, tuple) else (value,)
         if not any(type(number) is int for number in numbers):
             continue
         config = sound.copy_and_resolve_references().unlock()
         config.update_from_flattened_dict({name: _with_number(value, 10**30)})
-        with pytest.raises(ConfigError, match=f'config.{name}=') as refusal:
+        with pytest.raises(ConfigError, match=f'config.{name}='):
             fields.check_values(config)
-    user_reads(refusal.value)
 
 
 @pytest.mark.fault('N', 'the same list given twice on the command line')
-def test_the_last_flag_of_a_field_counts(user_reads):
+def test_the_last_flag_of_a_field_counts():
     def read(words):
         config = fields.default_config()
         fields.put(config, fields.flags_by_field(words.split()))
@@ -157,7 +154,6 @@ def test_the_last_flag_of_a_field_counts(user_reads):
     assert (config.eval.hops, config.seed) == ((2,), 1)
     config = read('--noconfig.progress --config.seed=1 --config.progress --config.seed=2')
     assert (config.progress, config.seed) == (True, 2)
-    user_reads('right: the last one counts')
 
 
 def test_a_frozen_config_reads_as_the_one_of_the_user():

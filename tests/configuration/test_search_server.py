@@ -31,39 +31,35 @@ def served(tmp_path):
 
 
 @pytest.mark.fault('F5', 'dspo with questions and --index=http://…')
-def test_given_questions_need_no_folder(served, user_reads):
+def test_given_questions_need_no_folder(served):
     config, questions = served(dspo)
     config.inputs.questions = questions
     rules.check(config)
-    user_reads('right: no folder is asked for')
 
 
 @pytest.mark.fault('F', 'evaluate --index=http://…')
 @pytest.mark.parametrize('page', [drzero, scope])
-def test_an_evaluation_needs_no_folder(served, page, user_reads):
+def test_an_evaluation_needs_no_folder(served, page):
     config, _ = served(page)
     rules.check(config, is_training=False)
-    user_reads('right: no folder is asked for')
 
 
 @pytest.mark.fault('F', 'drzero --index=http://… without a folder')
-def test_a_recipe_that_reads_documents_names_folder_and_flag(served, user_reads):
+def test_a_recipe_that_reads_documents_names_folder_and_flag(served):
     config, _ = served(drzero)
     line = message(config)
     assert 'http://127.0.0.1:8000 answers searches' in line
     assert '--config.retrieval.path=FOLDER' in line and '--config.inputs.documents=FILE' in line
-    user_reads(line)
 
 
 @pytest.mark.fault('kin-folder', 'retrieval.held_out over a server without a folder')
-def test_held_out_passages_need_the_folder(served, tmp_path, user_reads):
+def test_held_out_passages_need_the_folder(served, tmp_path):
     config, questions = served(dspo)
     config.inputs.questions = questions
     (tmp_path / 'held_out.jsonl').write_text('{"document_id": "7", "title": "Lomi"}\n')
     config.retrieval.held_out = str(tmp_path / 'held_out.jsonl')
     line = message(config)
     assert 'retrieval.held_out is compared from a folder' in line
-    user_reads(line)
 
 
 def test_a_recipe_that_reads_documents_undeclared_reads_the_same_advice():

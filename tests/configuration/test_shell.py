@@ -52,12 +52,11 @@ def sent(shell_text, line, key='new-pipe'):
         sent('<&- >&- 2>&-', ''),
     ],
 )
-def test_a_command_outlives_the_readers_of_its_output(tmp_path, redirection, gone, user_reads):
+def test_a_command_outlives_the_readers_of_its_output(tmp_path, redirection, gone):
     status, lines, result = shell(tmp_path, WRITES, redirection)
     assert (status, result) == (0, 'complete')
     expected = [f'zeroplay_jax: {gone} has no reader any more; the command continues without it']
     assert lines == (expected if gone else [])
-    user_reads('right: the command completes; ' + ''.join(lines))
 
 
 @pytest.mark.parametrize(
@@ -70,11 +69,10 @@ def test_a_command_outlives_the_readers_of_its_output(tmp_path, redirection, gon
         sent('-c "import zeroplay_jax.__main__ as z; z.main()" | true', ''),
     ],
 )
-def test_a_command_that_prints_ends_silently_with_its_reader(command, _, user_reads):
+def test_a_command_that_prints_ends_silently_with_its_reader(command, _):
     script = f'set -o pipefail; {sys.executable} {command}'
     done = subprocess.run(['bash', '-c', script], cwd=ROOT, timeout=60, **PIPES)
     assert (done.returncode, done.stdout + done.stderr) == (141, '')
-    user_reads('right: nothing; status 141, as after SIGPIPE')
 
 
 def test_a_package_that_imports_this_one_is_not_cut_off(tmp_path):
@@ -89,7 +87,7 @@ def test_a_package_that_imports_this_one_is_not_cut_off(tmp_path):
 
 
 @pytest.mark.fault('new-pipe', 'python -u into a pipe')
-def test_an_unbuffered_stream_stays_so(user_reads):
+def test_an_unbuffered_stream_stays_so():
     code = (
         'import os; from zeroplay_jax.runtime import signals; signals.outlive_readers(); '
         'print("at once", end=""); os._exit(0)'
@@ -99,16 +97,14 @@ def test_an_unbuffered_stream_stays_so(user_reads):
         command = [sys.executable, *flags, '-c', code]
         done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE)
         assert done.stdout == expected
-    user_reads('right: what is printed arrives at once')
 
 
 @pytest.mark.fault('new-pipe', 'python -m … 2>&-')
-def test_a_command_begins_without_standard_error(user_reads):
+def test_a_command_begins_without_standard_error():
     """The package itself is imported first, which prepares the line of Ctrl-C."""
     command = f'{sys.executable} -m zeroplay_jax.main --config=nowhere.py 2>&-'
     done = subprocess.run(['bash', '-c', command], cwd=ROOT, capture_output=True, timeout=60)
     assert done.returncode == 2
-    user_reads('right: status 2, as with standard error')
 
 
 def test_no_file_of_a_run_gets_the_number_of_a_closed_stream(tmp_path):
@@ -131,16 +127,13 @@ with open(os.environ['RESULT'], 'w') as file:
         sent('ulimit -Sn 24', '', 'new-ulimit'),
     ],
 )
-def test_limits_of_the_shell_are_one_line_before_anything_is_loaded(
-    tmp_path, limit, begins, user_reads
-):
+def test_limits_of_the_shell_are_one_line_before_anything_is_loaded(tmp_path, limit, begins):
     status, lines, _ = shell(tmp_path, LIMITED, before=limit)
     if begins:
         (line,) = lines
         assert status == 2 and line.startswith(f'zeroplay_jax: {begins}')
     else:
         assert (status, lines) == (0, [])
-    user_reads(lines[0] if begins else 'right: the limit is raised to what a run needs')
 
 
 LIMITED = """

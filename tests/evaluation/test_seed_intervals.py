@@ -57,7 +57,7 @@ def test_the_command_says_what_its_interval_covers(write, capsys):
 
 
 @pytest.mark.fault('A', 'the same run twice as two seeds of a side: compare')
-def test_two_results_of_one_run_are_not_two_runs(write, capsys, user_reads):
+def test_two_results_of_one_run_are_not_two_runs(write, capsys):
     base = write('base', 5)
     runs = [write(f'run{seed}', 6 + seed, run=run) for seed, run in enumerate(('1a', '2b', '1a'))]
     assert compare.main([base, ','.join(runs[:2])]) == 0
@@ -66,4 +66,3 @@ def test_two_results_of_one_run_are_not_two_runs(write, capsys, user_reads):
         assert compare.main([runs[0], ','.join(other)]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert f'{other[0]} and {other[-1]} are of the same run' in line
-    user_reads(line)

@@ -41,7 +41,7 @@ def score(weights, batch, base):
 
 
 @pytest.mark.fault('K', 'declared means over the batch, cut and packed in other ways')
-def test_means_are_those_of_the_batch(policy, user_reads):
+def test_means_are_those_of_the_batch(policy):
     (whole,) = batches_of(policy, micro_rows=16, tokens=25)
     ratio = np.exp(score(None, whole, None) - whole.old_logp)[whole.mask]
     expected = {'advantage': whole.advantage[whole.mask].mean(), 'ratio': ratio.mean()}
@@ -53,7 +53,6 @@ def test_means_are_those_of_the_batch(policy, user_reads):
             for name, mean in expected.items():
                 np.testing.assert_allclose(batch.means[name], mean, rtol=1e-5)
                 assert batch.means[name].shape == (micro, tokens)
-    user_reads('right: the same means with micro.rows of 1, 4 and 8, other packing and devices')
 
 
 def test_the_update_and_policy_loss_read_the_same_means(policy):

@@ -7,7 +7,7 @@ import zeroplay_jax as zp
 
 
 @pytest.mark.fault('user-3', 'questions of two hops for the policy of configs/drzero.py:mini')
-def test_the_solver_of_a_small_run_sometimes_answers_questions_of_two_hops(user_reads):
+def test_the_solver_of_a_small_run_sometimes_answers_questions_of_two_hops():
     config = zp.config('drzero', 'mini', {'eval.questions': 12})
     index = zp.open_index(settings=config)
     questions = [question for question in index.questions if question.hops == 2]
@@ -21,7 +21,6 @@ def test_the_solver_of_a_small_run_sometimes_answers_questions_of_two_hops(user_
     # Where all rewards of a group are equal, no reward or loss of anybody's has an effect.
     is_informative = np.ptp(rewards, axis=1) > 0
     assert is_informative.mean() > 1 / 3
-    user_reads(f'right: {is_informative.mean():.0%} of the groups have unequal rewards')
 
 
 @pytest.mark.parametrize('system', ['piplay', 'cross'])

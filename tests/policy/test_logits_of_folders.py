@@ -220,7 +220,7 @@ CASES = [
 
 
 @pytest.mark.parametrize('family,values,change', CASES)
-def test_logits_and_export_are_those_of_transformers(family, values, change, tmp_path, user_reads):
+def test_logits_and_export_are_those_of_transformers(family, values, change, tmp_path):
     folder = Folder(tmp_path / 'in', family, values)
     if change is not None:
         change(folder)
@@ -244,4 +244,3 @@ def test_logits_and_export_are_those_of_transformers(family, values, change, tmp
     assert (HEAD in stored) != config.tied
     for name, array in stored.items():
         np.testing.assert_array_equal(array, folder.tensors[name])
-    user_reads(f'right: logits of transformers to {TOLERANCE:g}, and so is the export')

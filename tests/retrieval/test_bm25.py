@@ -116,8 +116,7 @@ def test_powers_and_fractions_are_no_other_numbers(passage, query):
 
 
 @pytest.mark.fault('third-24', 'BM25 and a decomposed query')
-def test_queries_are_composed_as_passages_are(user_reads):
+def test_queries_are_composed_as_passages_are():
     index = Bm25Index(MemoryCorpus(['Café', 'Lomi'], ['A café by the river.', 'A town.']))
     rows, _ = index.search(['cafe\u0301'], 1)
     assert rows.tolist() == [[0]]
-    user_reads('right: found as the composed query is')

@@ -204,10 +204,10 @@ def spoilt_folders():
 
 
 @pytest.mark.parametrize(('changes', 'match'), list(spoilt_folders()))
-def test_an_encoder_that_is_not_computed_is_refused(tiny, user_meets, changes, match):
+def test_an_encoder_that_is_not_computed_is_refused(tiny, changes, match):
     for change in eval(f'{changes},'):
         change(tiny)
-    with user_meets(match):
+    with refused(match):
         TextEncoder(tiny, '', '')
 
 

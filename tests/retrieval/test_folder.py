@@ -183,7 +183,7 @@ def test_a_flipped_byte_is_found(copy, name):
 
 
 @pytest.mark.fault('new-index', 'a bit flipped between the sampled blocks of an exact index')
-def test_a_flipped_byte_between_the_samples_is_found(copy, monkeypatch, user_meets):
+def test_a_flipped_byte_between_the_samples_is_found(copy, monkeypatch):
     path = copy / 'vectors.npy'
     size = path.stat().st_size
     last = size - folder.BLOCK_BYTES
@@ -192,7 +192,7 @@ def test_a_flipped_byte_between_the_samples_is_found(copy, monkeypatch, user_mee
     places = range(size // 2, size)
     flip(path, next(i for i in places if not any(i in block for block in sampled)))
     message = 'vectors.npy: its bytes are not those'
-    with user_meets(message):
+    with refused(message):
         folder.open_index(copy)
     # A large one is not read whole when it is opened.
     monkeypatch.setattr(folder, 'WHOLE_BYTES', 0)
@@ -317,21 +317,19 @@ def small_index(path):
 
 
 @pytest.mark.fault('kin-faces', 'query without --k of an index with one passage')
-def test_an_index_with_one_passage_is_searched_without_a_number(tmp_path, capsys, user_reads):
+def test_an_index_with_one_passage_is_searched_without_a_number(tmp_path, capsys):
     query.main(['--index', str(small_index(tmp_path)), '--verify', 'Lomi'])
     out = capsys.readouterr().out
     assert 'files are as they were built' in out and '[a] Lomi: Lomi is a city.' in out
-    user_reads('right: the one passage')
 
 
 @pytest.mark.fault('user-14', 'query with an --encoder that the index does not read')
-def test_flags_without_effect_and_empty_results_are_said(tmp_path, capsys, user_reads):
+def test_flags_without_effect_and_empty_results_are_said(tmp_path, capsys):
     index = small_index(tmp_path)
     for command_of in (query.main, server.main):
         arguments = ['Lomi'] if command_of is query.main else []
         line = command(command_of, '--index', index, '--encoder', 'lexical', *arguments)
         assert '--encoder lexical: the index in' in line and 'reads no checkpoint' in line
-    user_reads(line)
     query.main(['--index', str(index), 'nowhere'])
     assert capsys.readouterr().out == 'nowhere\n  no passage found\n'
 
@@ -389,22 +387,18 @@ def warnings_of_build(tmp_path, caplog, kind, texts):
         for name in SPACELESS
     ],
 )
-def test_an_index_of_words_over_a_language_without_spaces_warns(
-    tmp_path, caplog, language, kind, user_reads
-):
+def test_an_index_of_words_over_a_language_without_spaces_warns(tmp_path, caplog, language, kind):
     towns = ['A town by the river.'] * 9
     (line,) = warnings_of_build(tmp_path, caplog, kind, [SPACELESS[language] * 3, *towns])
-    user_reads(line)
     assert '10 % of the passages' in line and '--encoder' in line
     few_words = warnings_of_build(tmp_path, caplog, kind, [*towns, *towns, 'Gumu (古木) in Ломи.'])
     assert 'without spaces' not in str(few_words)
 
 
 @pytest.mark.fault('user-4', 'retrieval.build --encoder lexcal')
-def test_a_misspelt_encoder_gets_the_name_that_was_meant(corpus, tmp_path, user_reads):
+def test_a_misspelt_encoder_gets_the_name_that_was_meant(corpus, tmp_path):
     args = ('--corpus', corpus, '--encoder', 'lexcal', '--out', tmp_path / 'out')
     line = command(build.main, *args).strip()
-    user_reads(line)
     assert 'lexcal: no such folder' in line
     assert "hf://owner/model, or 'lexical'; " in line and line.endswith("did you mean 'lexical'?")
 

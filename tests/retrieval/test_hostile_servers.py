@@ -33,7 +33,7 @@ def test_half_a_surrogate_pair_in_a_page_is_replaced(fake):
 
 
 @pytest.mark.fault('kin-cut', 'a reply of a search server that ends in the middle')
-def test_a_reply_that_ends_in_the_middle_is_named_as_such(fake, user_meets):
+def test_a_reply_that_ends_in_the_middle_is_named_as_such(fake):
     def cut(handler):
         handler.send_response(200)
         handler.send_header('Content-Length', '500')
@@ -42,14 +42,14 @@ def test_a_reply_that_ends_in_the_middle_is_named_as_such(fake, user_meets):
 
     fake.script = [cut, 'ok', cut]
     assert http(fake, retries=1).retrieve(['q'], 1)[0][0]['id'] == '7'
-    with user_meets('without sending complete message', SearchFailed):
+    with refused('without sending complete message', SearchFailed):
         http(fake).retrieve(['q'], 1)
 
 
 @pytest.mark.fault('kin-faces', 'a health page in gzip')
-def test_a_health_page_that_is_compressed_is_named(fake, user_meets):
+def test_a_health_page_that_is_compressed_is_named(fake):
     fake.health = (200, zlib.compress(b'{}', wbits=31), [('Content-Encoding', 'gzip')])
-    with user_meets('a compressed reply, which was not asked for'):
+    with refused('a compressed reply, which was not asked for'):
         Client(http(fake)).wait_until_ready(60)
 
 
@@ -97,9 +97,9 @@ def test_a_busy_server_with_a_health_page_is_ready(fake):
     assert http(fake, timeout=0.3).ready() and len(fake.seen) == 2
 
 
-def test_a_health_page_of_another_server_is_said(fake, user_meets):
+def test_a_health_page_of_another_server_is_said(fake):
     fake.script = [(404, {})]
-    with user_meets('POST /retrieve: status 404; give the address of a search server'):
+    with refused('POST /retrieve: status 404; give the address of a search server'):
         Client(http(fake)).wait_until_ready(60)
 
 
@@ -108,12 +108,12 @@ REDIRECT = (307, b'', [('Location', '/other/retrieve')])
 
 @pytest.mark.fault('user-14', 'a search server that redirects')
 @pytest.mark.parametrize('health', [REDIRECT, (404, b'')])
-def test_a_redirect_is_named_at_once_with_its_target(fake, health, user_meets):
+def test_a_redirect_is_named_at_once_with_its_target(fake, health):
     fake.health = health
     fake.script = [REDIRECT] * 2
     client = Client(http(fake, retries=9, pause=9))
     said = f'redirects to {fake.url}/other/retrieve; give that address'
-    with user_meets(said):
+    with refused(said):
         client.wait_until_ready()
     fake.script = [REDIRECT]
     assert client.retrieve(['q', 'r'], 1) == [None, None]
@@ -179,7 +179,7 @@ def test_an_endless_reply_takes_no_memory(fake):
 
 
 @pytest.mark.fault('nov29-web-6', 'a batch of queries with a reply of more than 16 MiB')
-def test_a_batch_whose_reply_is_too_long_is_answered_in_parts(fake, user_reads):
+def test_a_batch_whose_reply_is_too_long_is_answered_in_parts(fake):
     passage = {'document': {'id': '7', 'contents': '"T"\n' + 'x' * (5 << 20)}, 'score': 0.5}
     two = (200, {'result': [[passage]] * 2})
     fake.script = [(200, {'result': [[passage]] * 4}), two, two]
@@ -189,7 +189,6 @@ def test_a_batch_whose_reply_is_too_long_is_answered_in_parts(fake, user_reads):
     assert client.metrics()['search/retries'] == 0
     fake.script = [(200, b' ' * (17 << 20))]
     assert client.retrieve(['e'], 1) == [None] and len(fake.seen) == 4
-    user_reads(client.last_failure)
     assert client.last_failure == f'{fake.url}/retrieve: a reply of more than 16 MiB'
 
 

@@ -33,10 +33,9 @@ KEPT = [
 
 @pytest.mark.parametrize('text', HIDDEN)
 @pytest.mark.fault('nov29-C4', 'addresses with passwords, keys and tokens')
-def test_secrets_of_addresses_are_hidden_in_every_line(text, user_reads):
+def test_secrets_of_addresses_are_hidden_in_every_line(text):
     assert hide(text) == HIDDEN[text]
     assert str(UserError(text)) == HIDDEN[text]
-    user_reads(HIDDEN[text])
 
 
 @pytest.mark.parametrize('text', KEPT)

@@ -69,7 +69,7 @@ ROLES = [
 
 @pytest.mark.fault('third-1', 'chat template without a branch for role tool')
 @pytest.mark.parametrize(('text', 'role'), ROLES)
-def test_results_are_written_in_a_role_that_the_template_knows(opened, user_reads, text, role):
+def test_results_are_written_in_a_role_that_the_template_knows(opened, text, role):
     codec = opened(text)
     assert codec.template.tool_role == role
     page = 'a "page"\n'
@@ -77,7 +77,6 @@ def test_results_are_written_in_a_role_that_the_template_knows(opened, user_read
     whole = template_ids(reference_of(codec), [*chat, {'role': role, 'content': page}])
     suffix = syntax_of('olmo').wrap(codec, page, 100)
     assert [*codec.render(chat[:1]), *codec.encode_plain('b'), *suffix] == whole
-    user_reads(f'right: results are messages of role {role!r}, which is said and recorded')
 
 
 CHANGED = {
@@ -95,11 +94,10 @@ CHANGED = {
 
 @pytest.mark.fault('third-10', 'templates that trim or escape the text of messages')
 @pytest.mark.parametrize('change', CHANGED)
-def test_texts_are_trimmed_and_escaped_as_the_template_does_it(opened, user_reads, change):
+def test_texts_are_trimmed_and_escaped_as_the_template_does_it(opened, change):
     codec = opened(template(CHANGED[change]))
     forms = ('{question}', 'x {question}\n', ' {tools}{question}')
     check_prompts(codec, reference_of(codec), random.Random(change), forms, 40, tools='\n')
-    user_reads('right: 120 questions have the ids of apply_chat_template')
 
 
 WRONG = {
@@ -146,13 +144,12 @@ WRONG = {
 
 @pytest.mark.fault('new-templates', 'templates that lose or change messages, or cannot be repeated')
 @pytest.mark.parametrize('kind', WRONG)
-def test_other_templates_are_refused(opened, user_reads, kind):
+def test_other_templates_are_refused(opened, kind):
     text, reason = WRONG[kind]
     with pytest.raises(UserError, match=reason) as refusal:
         opened(text)
     assert 'chat_template.jinja: the chat template' in str(refusal.value)
     assert '\n' not in str(refusal.value)
-    user_reads(refusal.value)
 
 
 # Each takes seconds or gigabytes in one line of a template, or in many.
@@ -175,12 +172,11 @@ BOUNDLESS = {
 @pytest.mark.parametrize(
     'kind', [pytest.param(name, marks=pytest.mark.fault('nov29-C5', name)) for name in BOUNDLESS]
 )
-def test_templates_without_end_are_refused(opened, user_reads, monkeypatch, kind):
+def test_templates_without_end_are_refused(opened, monkeypatch, kind):
     monkeypatch.setattr(template_process, 'MOST_SECONDS', 1.0)
     with pytest.raises(UserError, match='ended; a template may take 1 s of CPU') as refusal:
         opened(BOUNDLESS[kind] + template())
     assert '\n' not in str(refusal.value)
-    user_reads(refusal.value)
     # The next template has a process again.
     opened(template())
 
@@ -220,24 +216,21 @@ def test_an_interrupted_chat_is_no_reply_to_the_next_one(monkeypatch):
 
 @pytest.mark.fault('kin-results', 'a template that writes one of several results otherwise')
 @pytest.mark.parametrize('which', ['loop.index0 == 2', 'loop.last', 'loop.index > 5'])
-def test_results_that_are_not_written_alike_are_not_messages(opened, user_reads, which):
+def test_results_that_are_not_written_alike_are_not_messages(opened, which):
     mark = "{% if m.role == 'tool' and WHICH %}<results>{% endif %}".replace('WHICH', which)
     codec = opened(template(turn=mark + TURN.replace('TEXT', 'm.content')))
     assert "one of several messages of role 'tool' otherwise" in codec.template.tool_error
     assert codec.template.tool_role == 'environment'
-    user_reads(codec.template.tool_error)
 
 
 @pytest.mark.fault('kin-words', 'a template that looks for words in a question (/no_think)')
-def test_words_that_a_template_looks_for_are_named(opened, user_reads):
+def test_words_that_a_template_looks_for_are_named(opened):
     codec = opened(template("m.content.replace('/no_think', '')"))
     (note,) = [line for line in codec.template.notes if "'user'" in line]
     assert "'/no_think'" in note
-    user_reads(note)
     both = "(m.content | upper) if 'alpha' in m.content and 'beta' in m.content else m.content"
     (note,) = [line for line in opened(template(both)).template.notes if "'user'" in line]
     assert 'alpha' in note and 'beta' in note
-    user_reads(note)
 
 
 ADDED = {
@@ -261,20 +254,18 @@ ADDED = {
 @pytest.mark.parametrize(
     'what', [pytest.param(name, marks=pytest.mark.fault('user-14', name)) for name in ADDED]
 )
-def test_words_that_a_template_adds_are_said(opened, user_reads, what):
+def test_words_that_a_template_adds_are_said(opened, what):
     text, words = ADDED[what]
     (note,) = opened(text).template.notes
     assert note.endswith(f'the chat template adds {words} to questions')
-    user_reads(note)
     assert opened(template()).template.notes == []
 
 
 @pytest.mark.fault('kin-header', 'a template that ignores add_generation_prompt')
-def test_a_missing_header_is_said(opened, user_reads):
+def test_a_missing_header_is_said(opened):
     codec = opened(template().removesuffix(HEADER))
     (note,) = codec.template.notes
     assert "prompts end without '<|im_start|>assistant'" in note
-    user_reads(note)
 
 
 NO_TOOLS = (
@@ -322,7 +313,7 @@ ENDS = {
     'third-7', 'ends of turns in the template, config.json and generation_config.json'
 )
 @pytest.mark.parametrize('place', ENDS)
-def test_every_end_of_turn_stops(folder, codec, opened, user_reads, place):
+def test_every_end_of_turn_stops(folder, codec, opened, place):
     text, files = ENDS[place]
     content = json.dumps(files)
     for token in (END, '<|im_end|>'):
@@ -333,35 +324,32 @@ def test_every_end_of_turn_stops(folder, codec, opened, user_reads, place):
     ends = {'<|im_end|>', END}
     ids = opened(text, **files).eos_ids
     assert {codec.decode([token]) for token in ids} == ends
-    user_reads(f'right: turns end with {sorted(ends)}')
 
 
 @pytest.mark.fault('new-eos', 'ids of ends of turns that are none')
 @pytest.mark.parametrize('value', [1.5, -1, True, 10**8, '</s>', [1, 2.5], {'a': 1}])
 @pytest.mark.parametrize('name', ['generation_config', 'config'])
-def test_ids_that_are_none_are_refused(folder, opened, user_reads, name, value):
+def test_ids_that_are_none_are_refused(folder, opened, name, value):
     config = json.loads((folder / 'config.json').read_text()) if name == 'config' else {}
-    with pytest.raises(UserError, match=rf'{name}.json: .*eos_token_id') as refusal:
+    with pytest.raises(UserError, match=rf'{name}.json: .*eos_token_id'):
         opened(template(), **{name: config | {'eos_token_id': value}})
-    user_reads(refusal.value)
 
 
 @pytest.mark.fault('third-18', 'a base model without a chat template')
 @pytest.mark.parametrize('has_json', [False, True])
-def test_a_missing_template_is_named(folder, tmp_path, user_reads, has_json):
+def test_a_missing_template_is_named(folder, tmp_path, has_json):
     for path in folder.glob('*.json'):
         shutil.copy(path, tmp_path)
     if has_json:
         (tmp_path / 'chat_template.json').write_text('{"chat_template": "x"}')
     advice = 'in chat_template.json into' if has_json else 'copy chat_template.jinja'
-    with pytest.raises(UserError, match=f'no chat template.*{advice}') as refusal:
+    with pytest.raises(UserError, match=f'no chat template.*{advice}'):
         open_codec(tmp_path)
-    user_reads(refusal.value)
 
 
 @pytest.mark.fault('third-4', 'a template that writes the date')
 @pytest.mark.parametrize('form', ["strftime_now('%d %b %Y')", "strftime_now('%A')"])
-def test_a_date_is_the_given_one(opened, user_reads, form):
+def test_a_date_is_the_given_one(opened, form):
     text = '{% set date = date_string or ' + form + ' %}' + template('date + m.content')
     folder = opened(text).folder
     one, other = (open_codec(folder, date) for date in ('2026-11-25', '2026-11-26'))
@@ -369,7 +357,6 @@ def test_a_date_is_the_given_one(opened, user_reads, form):
     shown = '25 Nov 2026' if '%d' in form else 'Wednesday'
     assert f'{shown}a' in one.decode(one.render([{'role': 'user', 'content': 'a'}]))
     assert opened(template()).date == ''
-    user_reads('right: the date of the start of the run, which is recorded')
 
 
 # ---- prompts of users: system messages, and schemas of tools ----------------------------------------

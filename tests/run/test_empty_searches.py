@@ -48,11 +48,10 @@ def config():
 
 
 @pytest.mark.fault('B', 'evaluate over a server that finds nothing')
-def test_an_evaluation_whose_searches_find_nothing_stops_with_the_cause(config, user_reads):
+def test_an_evaluation_whose_searches_find_nothing_stops_with_the_cause(config):
     with pytest.raises(TrainingStopped, match='none of the 2 searches.*http://127.0.0.1:9') as stop:
         outcome.raise_if_nothing_found(config, counts_of([], []))
     assert stop.value.status == 3
-    user_reads(stop.value)
 
 
 def test_what_searches_that_find_nothing_do(config):
@@ -68,7 +67,7 @@ def test_what_searches_that_find_nothing_do(config):
 
 
 @pytest.mark.fault('B', 'ask over a server that finds nothing')
-def test_ask_says_that_no_search_found_a_passage(user_reads):
+def test_ask_says_that_no_search_found_a_passage():
     client = Client(Backend([], [PASSAGE]))
     corpus = Index(SearchableCorpus(client, 3, 100), 'http://127.0.0.1:9')
     corpus.corpus.search(['q'])
@@ -76,7 +75,6 @@ def test_ask_says_that_no_search_found_a_passage(user_reads):
     assert 'none of the 1 searches found a passage in http://127.0.0.1:9' in line
     corpus.corpus.search(['r'])
     assert search_warning(corpus) == ''
-    user_reads(line)
 
 
 def trajectory_of(*rows):
@@ -90,7 +88,7 @@ def metrics_of(*rows):
 
 
 @pytest.mark.fault('B', 'a run over a server that finds nothing')
-def test_training_stops_with_status_3_although_its_steps_are_empty_as_well(config, user_reads):
+def test_training_stops_with_status_3_although_its_steps_are_empty_as_well(config):
     watch = Alarms()
     metrics = metrics_of(((),), ((), ()))
     assert metrics == {'empty_search_share': 1.0}
@@ -105,4 +103,3 @@ def test_training_stops_with_status_3_although_its_steps_are_empty_as_well(confi
     with pytest.raises(TrainingStopped) as stopped:
         outcome.raise_if_stopped_or_untrained(config, summary)
     assert stopped.value.status == 3
-    user_reads(stopped.value)

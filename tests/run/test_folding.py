@@ -49,7 +49,7 @@ def test_rollouts_fold_and_are_trained_with_all_their_contexts(whole):
 
 
 @pytest.mark.fault('nov29-D6', 'export --trajectories of a run whose recipe speaks between turns')
-def test_what_a_recipe_says_between_turns_is_a_step_of_a_user(whole, tmp_path, user_reads):
+def test_what_a_recipe_says_between_turns_is_a_step_of_a_user(whole, tmp_path):
     pytest.importorskip('zeroplay_jax.extras.atif')
     workdir, _ = whole
     out = tmp_path / 'documents'
@@ -63,7 +63,6 @@ def test_what_a_recipe_says_between_turns_is_a_step_of_a_user(whole, tmp_path, u
         contents = [result.content for each in observed for result in each.results]
         assert not any('<|im_' in text or recipe.SUM_UP in text for text in contents)
     assert set(said) == {recipe.SUM_UP, recipe.GO_ON}
-    user_reads(f'right: a step of source user: {recipe.GO_ON}')
 
 
 @pytest.mark.long

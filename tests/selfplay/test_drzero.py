@@ -206,7 +206,7 @@ def test_every_batch_holds_the_hops_in_the_exact_ratio():
 
 @pytest.mark.fault('nov29-D3', 'phases that a derived recipe calls otherwise than Dr. Zero')
 @pytest.mark.parametrize('source', ['corpus', 'file'])
-def test_what_a_phase_trains_decides_about_its_tasks(tmp_path, source, user_reads):
+def test_what_a_phase_trains_decides_about_its_tasks(tmp_path, source):
     config = recipe(schedule__hop_ratio=(1,), proposer__batch=2, pool__batch=3).config
     config.solver.batch = 4
     trains = [('proposer', 'solver'), ('proposer',), (), ('solver',)]
@@ -235,7 +235,6 @@ def test_what_a_phase_trains_decides_about_its_tasks(tmp_path, source, user_read
             for t in game.tasks(s, pool, BatchCursor())
         ]
         assert not set(titles) & set(before)
-    user_reads('right: documents for the proposer, questions of the pool for the solver')
 
 
 def test_phases_alternate():

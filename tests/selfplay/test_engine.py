@@ -362,7 +362,7 @@ def test_minibatches_are_drawn_by_prompt_and_not_in_the_order_of_issue(start):
 
 @pytest.mark.fault('nov29-C9', 'a recipe whose rewards are 1e308, or texts')
 @pytest.mark.parametrize('reward', [1e308, '1', None])
-def test_a_reward_that_is_no_number_is_refused_with_its_row(policy, user_meets, reward):
+def test_a_reward_that_is_no_number_is_refused_with_its_row(policy, reward):
     engine, game = make(policy, ALL)
     whole = game.episode
 
@@ -373,12 +373,15 @@ def test_a_reward_that_is_no_number_is_refused_with_its_row(policy, user_meets, 
 
     game.episode = episode
     shown = re.escape(repr(reward))
-    with user_meets(rf'rollout \(0, 0, 1\) of role solver has the reward {shown}; give a number'):
+    with pytest.raises(
+        UserError,
+        match=rf'rollout \(0, 0, 1\) of role solver has the reward {shown}; give a number',
+    ):
         play(engine, 0)
 
 
 @pytest.mark.fault('nov29-D4', 'episodes that end without a row, as with a wrong terminal_tags')
-def test_an_outcome_without_rows_leaves_a_trace(policy, user_reads):
+def test_an_outcome_without_rows_leaves_a_trace(policy):
     engine, game = make(policy, ALL)
     whole = game.episode
 
@@ -393,4 +396,3 @@ def test_an_outcome_without_rows_leaves_a_trace(policy, user_reads):
         ([0, 1], 'no_rollout')
     ]
     assert values['drop/no_rollout'] == 1 and values['dropped_episodes'] == 0.5
-    user_reads('right: drop/no_rollout 1, and the task in tasks.jsonl')

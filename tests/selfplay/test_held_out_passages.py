@@ -131,7 +131,7 @@ def test_a_list_of_another_index_is_refused(config, place):
 
 
 @pytest.mark.fault('kin-held-out', 'a search server without the ids of the folder')
-def test_a_server_with_other_ids_cannot_leave_passages_out(config, place, monkeypatch, user_meets):
+def test_a_server_with_other_ids_cannot_leave_passages_out(config, place, monkeypatch):
     def retrieve(server, queries, k):
         answer = {'title': 'Town 1', 'text': 'river', 'score': 0.0}
         return [[answer | {'id': ids.pop(0)}] for _ in queries]
@@ -141,5 +141,5 @@ def test_a_server_with_other_ids_cannot_leave_passages_out(config, place, monkey
     config.retrieval.update(kind='http', url='http://127.0.0.1:9')
     ids = ['p2', 'f3a1']
     assert library_without(config, place, [1]).training is not None
-    with user_meets("http://127.0.0.1:9 returns a passage with the id 'f3a1'"):
+    with pytest.raises(UserError, match="http://127.0.0.1:9 returns a passage with the id 'f3a1'"):
         library_without(config, place, [1])

@@ -15,6 +15,7 @@ from zeroplay_jax.configuration.fields import fit_to_recipe
 from zeroplay_jax.configuration.rules import check
 from zeroplay_jax.run import branch, loop
 from zeroplay_jax.selfplay.recipe import RoleSpec
+from zeroplay_jax.types import UserError
 
 
 def make_config(rank=0, **fields):
@@ -128,16 +129,21 @@ def test_two_processes_have_the_state_of_one(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('name', ['solver@', 'solver@0', 'solver@last', 'initial@2', 'past@1'])
-def test_a_snapshot_that_cannot_be_is_refused_in_one_line(name, monkeypatch, user_meets):
+def test_a_snapshot_that_cannot_be_is_refused_in_one_line(name, monkeypatch):
     roles = (RoleSpec('solver', 'solver'), RoleSpec('past', 'solver', weights_from=name))
     config = make_config()
     monkeypatch.setattr(league_recipe.Recipe, 'roles', classmethod(lambda cls, config: roles))
-    with user_meets(rf'takes its weights from \'{name}\'; name one of solver, initial, or of the'):
+    with pytest.raises(
+        UserError,
+        match=rf'takes its weights from \'{name}\'; name one of solver, initial, or of the',
+    ):
         check(config)
 
 
-def test_the_best_one_needs_a_metric(user_meets):
+def test_the_best_one_needs_a_metric():
     config = make_config()
     config.checkpoint.best = ''
-    with user_meets('role best plays with the weights of the best evaluation; name its metric'):
+    with pytest.raises(
+        UserError, match='role best plays with the weights of the best evaluation; name its metric'
+    ):
         check(config)

@@ -96,7 +96,7 @@ def test_a_field_that_no_prompt_has_is_refused_before_weights_are_loaded(monkeyp
 
 
 @pytest.mark.fault('user-8', 'a tool of the user under the prompts of the miniature')
-def test_a_tool_that_the_prompt_does_not_name_is_a_warning(monkeypatch, tmp_path, user_reads):
+def test_a_tool_that_the_prompt_does_not_name_is_a_warning(monkeypatch, tmp_path):
     (tmp_path / 'user8_tool.py').write_text(
         'from zeroplay_jax.tools.base import Tool, string_parameter\n'
         'class Clock(Tool):\n'
@@ -110,4 +110,3 @@ def test_a_tool_that_the_prompt_does_not_name_is_a_warning(monkeypatch, tmp_path
     config.tools.names = ('search', 'user8_tool:Clock')
     (warning,) = [line for line in check_prompts(config, documents(0.0)) if 'role solver' in line]
     assert 'can call clock, but its prompt' in warning and 'config.prompts=full' in warning
-    user_reads(f'warning: {warning}')

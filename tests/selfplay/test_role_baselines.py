@@ -50,7 +50,7 @@ def play(game, step, **scripts):
 
 
 @pytest.mark.fault('nov29-D4', 'a recipe written from the pages: baselines per role, frozen rivals')
-def test_each_role_plays_against_the_past_of_the_other(game, user_reads):
+def test_each_role_plays_against_the_past_of_the_other(game):
     proposer, solver = all_steps(game.phases())[0], all_steps(game.phases())[2]
     asked = dict(proposer=[PROPOSAL, PROPOSAL], solver_before_0=[RIGHT, WRONG, RIGHT, RIGHT])
     rewards, who, _ = play(game, proposer, **asked)
@@ -67,7 +67,6 @@ def test_each_role_plays_against_the_past_of_the_other(game, user_reads):
     rewards, _, _ = play(game, later, proposer_before_0=[PROPOSAL], solver=[RIGHT, RIGHT])
     assert rewards == [0.975, 0.975]
     assert game.baselines['solver'] == pytest.approx(0.95 * 0.025 + 0.05)
-    user_reads('right: the rewards above a moving average of the role')
 
 
 def test_opponents_are_snapshots_and_a_rejected_question_is_counted(game):

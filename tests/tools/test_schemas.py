@@ -67,22 +67,20 @@ def check_prompt(parameters):
 
 @pytest.mark.parametrize(('schema', 'root', 'example'), CASES['allowed'])
 @pytest.mark.fault('third-13', 'schemas with enum, $ref, pattern, bounds, const, anyOf, nested')
-def test_what_is_allowed_reaches_the_prompt_and_its_example(schema, root, example, user_reads):
+def test_what_is_allowed_reaches_the_prompt_and_its_example(schema, root, example):
     parameters = of_value(schema, **root)
     tool = check_prompt(parameters)
     explained = ''.join(syntax_of('qwen').explain({'lookup': tool}))
     assert f' Arguments: {as_json(parameters)}.' in explained
     assert tool.example_arguments == (None if example is None else {'value': example})
-    user_reads(f'right: example {json.dumps(tool.example_arguments)}')
 
 
 @pytest.mark.fault('F1', 'a tool with one text argument under the tag syntaxes')
-def test_a_single_text_is_shown_as_the_tag_is_read(user_reads):
+def test_a_single_text_is_shown_as_the_tag_is_read():
     schema = {'type': 'object', 'properties': {'path': {'type': 'string'}}, 'required': ['path']}
     check_prompt(schema)
     shown = shown_call('search_r1', {'lookup': checked(schema)})
     assert shown == '<lookup>path</lookup>'
-    user_reads(f'right: {shown}')
 
 
 def test_an_example_that_would_be_read_otherwise_is_not_shown():
@@ -96,12 +94,11 @@ def test_an_example_that_would_be_read_otherwise_is_not_shown():
 
 
 @pytest.mark.fault('F3', 'nested objects in the example')
-def test_a_description_becomes_the_example_only_if_it_is_short(user_reads):
+def test_a_description_becomes_the_example_only_if_it_is_short():
     long = of_value({'type': 'string', 'description': 'The path of a file. ' * 20})
     assert check_prompt(long).example_arguments == {'value': 'value'}
     short = of_value({'type': 'string', 'description': 'what to look for'})
     assert check_prompt(short).example_arguments == {'value': 'what to look for'}
-    user_reads('right: the name or a short description')
 
 
 LARGE = (of_value({'type': 'string'}, note='x' * 300_000), 'characters, more than')
@@ -109,12 +106,11 @@ LARGE = (of_value({'type': 'string'}, note='x' * 300_000), 'characters, more tha
 
 @pytest.mark.parametrize(('schema', 'line'), [*CASES['refused'], LARGE])
 @pytest.mark.fault('new-schema', 'schemas that fetch, contradict themselves or are not valid')
-def test_a_schema_that_cannot_be_used_is_one_line(schema, line, user_reads):
+def test_a_schema_that_cannot_be_used_is_one_line(schema, line):
     with pytest.raises(ValueError) as refusal:
         checked(schema)
     assert line in str(refusal.value) and '\n' not in str(refusal.value)
     assert str(refusal.value).startswith('lookup: its JSON schema ')
-    user_reads(refusal.value)
 
 
 EXPLODING = {f'a{n}': {'allOf': [{'$ref': f'#/$defs/a{n - 1}'}] * 2} for n in range(1, 20)}
@@ -123,22 +119,20 @@ EXPLODING['a0'] = {'type': 'string'}
 
 @pytest.mark.parametrize('schema', CASES['impossible'])
 @pytest.mark.fault('new-schema', 'schemas that contradict themselves')
-def test_a_schema_without_valid_arguments_is_shown_and_its_calls_get_a_sentence(schema, user_reads):
+def test_a_schema_without_valid_arguments_is_shown_and_its_calls_get_a_sentence(schema):
     tool = check_prompt(of_value(schema))
     assert tool.example_arguments is None
     with pytest.raises(InvalidArguments) as refusal:
         tool.validated({'value': {'value': [1]}})
     assert 0 < len(refusal.value.detail) <= 160
-    user_reads(refusal.value.detail)
 
 
 @pytest.mark.fault('new-schema', 'choices of references that double 19 times')
-def test_a_check_follows_a_limited_number_of_references(user_reads):
+def test_a_check_follows_a_limited_number_of_references():
     tool = check_prompt(of_value({'$ref': '#/$defs/a19'}, **{'$defs': EXPLODING}))
     assert tool.example_arguments is None
-    with pytest.raises(InvalidArguments, match='follows too many references') as refusal:
+    with pytest.raises(InvalidArguments, match='follows too many references'):
         tool.validated({'value': 'x'})
-    user_reads(refusal.value.detail)
 
 
 def test_a_deeply_nested_schema_is_one_line():
@@ -165,7 +159,7 @@ def test_references_to_other_documents_are_never_followed(monkeypatch):
 
 @pytest.mark.fault('new-pattern', 'a catastrophic pattern')
 @pytest.mark.parametrize('keyword', ['pattern', 'patternProperties', 'propertyNames'])
-def test_patterns_take_linear_time(keyword, user_reads):
+def test_patterns_take_linear_time(keyword):
     pattern = '^(a|a)*(a+)+$'
     schema = {
         'pattern': {'type': 'string', 'pattern': pattern},
@@ -179,7 +173,6 @@ def test_patterns_take_linear_time(keyword, user_reads):
         tool.validated({'value': text if keyword == 'pattern' else {text: 1}})
     good = 'a' * 5_000
     assert tool.validated({'value': good if keyword == 'pattern' else {good: 1}})
-    user_reads('right: matched by finite automata')
 
 
 @pytest.mark.parametrize(
@@ -187,11 +180,10 @@ def test_patterns_take_linear_time(keyword, user_reads):
     [r'^[\w-\.]+@([\w-]+\.)+[\w-]{2,4}$', r'^[\w-.]+$', '^[a-z&&[^e]]+$', '^(?=(a+)+$)b|c'],
 )
 @pytest.mark.fault('new-pattern', 'patterns that JavaScript alone reads')
-def test_a_pattern_for_javascript_alone_is_left_to_the_tool(caplog, pattern, user_reads):
+def test_a_pattern_for_javascript_alone_is_left_to_the_tool(caplog, pattern):
     with caplog.at_level(logging.WARNING):
         tool = checked(of_value({'type': 'string', 'pattern': pattern}))
     assert tool.example_arguments and repr(pattern) in caplog.text
-    user_reads('said: ' + caplog.records[0].getMessage())
 
 
 @pytest.mark.parametrize('number', [float('nan'), float('inf'), [float('-inf')]])

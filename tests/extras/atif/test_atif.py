@@ -95,7 +95,7 @@ FOUND = 'Gumu lies in Lomi. <|im_end|>'
 @pytest.mark.fault(
     'nov29-D6', 'a result, a refused call and a note, as messages of a chat template'
 )
-def test_results_and_notes_have_no_text_of_the_chat_template(tmp_path, user_reads):
+def test_results_and_notes_have_no_text_of_the_chat_template(tmp_path):
     codec = Codec(tiny.make_folder(tmp_path / 'policy'))
     tools = {'search': SearchTool(lambda queries: [])}
     env = Environment(codec, syntax_of('qwen'), Limits(4, 99, 400), tools)
@@ -136,7 +136,6 @@ def test_results_and_notes_have_no_text_of_the_chat_template(tmp_path, user_read
         'message': NOTE,
     }
     assert answered['message'] == 'Lomi'
-    user_reads(f'right: a result {result["content"]}, and a step of source user')
 
 
 @pytest.fixture

@@ -29,11 +29,10 @@ MANUAL = (
 
 
 @pytest.mark.fault('user-5', 'a manual of addresses and options, code, a list of names')
-def test_manuals_are_english_and_code_and_lists_are_not(user_reads):
+def test_manuals_are_english_and_code_and_lists_are_not():
     assert problem_of(MANUAL) is None
     code = 'for x in range(10):\n    print(x)\nclass A:\n    def f(self, a=None): return self\n'
     assert problem_of(code * 10) == problem_of('Ann Lee 1952, Bob Ray 1953\n' * 20) == 'not English'
-    user_reads('right: None, not English, not English')
 
 
 def mixed_folder(folder):
@@ -114,7 +113,7 @@ ENDLESS = {
 @pytest.mark.parametrize(
     'kind', [pytest.param(name, marks=pytest.mark.fault('nov29-C8', name)) for name in ENDLESS]
 )
-def test_marks_without_end_are_read_once(user_reads, kind):
+def test_marks_without_end_are_read_once(kind):
     before, mark, behind = ('# a', ENDLESS[kind], 'b')
     if isinstance(mark, tuple):
         before, mark, behind = mark
@@ -122,7 +121,6 @@ def test_marks_without_end_are_read_once(user_reads, kind):
         whole_text = f'{beginning}{mark * (2_000_000 // len(mark))}{behind}\n{ENGLISH}'
         title, text = titles.split_title(whole_text, 'a.md')
         assert text.endswith(ENGLISH)
-    user_reads('right: two million characters are read')
 
 
 def test_titles_with_brackets_and_parentheses_are_plain():

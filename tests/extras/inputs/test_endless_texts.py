@@ -19,7 +19,6 @@ READERS = {
 @pytest.mark.parametrize(
     'kind', [pytest.param(name, marks=pytest.mark.fault('nov29-C8', name)) for name in READERS]
 )
-def test_marks_without_end_are_read_once(user_reads, kind):
+def test_marks_without_end_are_read_once(kind):
     read, mark, expected = READERS[kind]
     assert read(mark * (CHARACTERS // len(mark)) + 'b') == expected
-    user_reads(f'right: {CHARACTERS:,} characters are read')

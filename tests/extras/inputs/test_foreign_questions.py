@@ -24,21 +24,20 @@ def third_14(form):
 
 
 @pytest.mark.parametrize(('fields', 'expected'), list(map(third_14, FORMS['right'])))
-def test_answers_of_public_sets(tmp_path, fields, expected, user_reads):
+def test_answers_of_public_sets(tmp_path, fields, expected):
     (question,) = files.questions(write(tmp_path / 'q.jsonl', {'question': 'Which town?'} | fields))
     assert list(question.answers) == expected
-    user_reads(f'right: {expected}')
 
 
 @pytest.mark.parametrize(('fields', 'problem'), list(map(third_14, FORMS['two meanings'])))
-def test_what_may_mean_two_things_is_refused(tmp_path, fields, problem, user_meets):
-    with user_meets(rf'q.jsonl, line 1: .*{problem}'):
+def test_what_may_mean_two_things_is_refused(tmp_path, fields, problem):
+    with pytest.raises(UserError, match=rf'q.jsonl, line 1: .*{problem}'):
         files.questions(write(tmp_path / 'q.jsonl', {'question': 'Which town?'} | fields))
 
 
 @pytest.mark.parametrize('fields', FORMS['no answer'])
 @pytest.mark.fault('third-14', 'questions without an answer')
-def test_questions_without_an_answer_are_left_out_and_counted(tmp_path, fields, capsys, user_reads):
+def test_questions_without_an_answer_are_left_out_and_counted(tmp_path, fields, capsys):
     unanswerable = {'question': 'Which town not?'} | fields
     path = write(
         tmp_path / 'q.jsonl',
@@ -50,7 +49,6 @@ def test_questions_without_an_answer_are_left_out_and_counted(tmp_path, fields, 
     files.questions(path)
     (line,) = capsys.readouterr().err.splitlines()
     assert line == f'warning: {path}: left out questions that have no answer: 2'
-    user_reads(line)
     # Their texts count where questions are held out.
     out = tmp_path / 'out.jsonl'
     held_out = write(tmp_path / 'h.jsonl', {'question': 'Which town?'} | fields)
@@ -61,7 +59,7 @@ def test_questions_without_an_answer_are_left_out_and_counted(tmp_path, fields, 
 
 
 @pytest.mark.fault('F7', 'questions in Parquet')
-def test_questions_in_parquet(tmp_path, user_meets):
+def test_questions_in_parquet(tmp_path):
     pyarrow = pytest.importorskip('pyarrow')
     parquet = pytest.importorskip('pyarrow.parquet')
     rows = [
@@ -81,12 +79,12 @@ def test_questions_in_parquet(tmp_path, user_meets):
         ('Which river?', ('Gumu',), 0),
     ]
     renamed = path.rename(tmp_path / 'q.jsonl')
-    with user_meets(r'q.jsonl, line 1: .*not JSON'):
+    with pytest.raises(UserError, match=r'q.jsonl, line 1: .*not JSON'):
         files.questions(str(renamed))
 
 
 @pytest.mark.fault('user-x2', 'floats of 32 bits in Parquet')
-def test_floats_of_32_bits_keep_their_decimals(tmp_path, user_reads):
+def test_floats_of_32_bits_keep_their_decimals(tmp_path):
     pyarrow = pytest.importorskip('pyarrow')
     parquet = pytest.importorskip('pyarrow.parquet')
     path = tmp_path / 'q.parquet'
@@ -101,7 +99,6 @@ def test_floats_of_32_bits_keep_their_decimals(tmp_path, user_reads):
         parquet.write_table(pyarrow.table({'question': ['a', 'b'], 'answer': answers}), path)
         read = [question.answers for question in files.questions(str(path))]
         assert read == [('2.3',), ('1912', '1912.0')]
-        user_reads(f'right: {read}')
 
 
 @pytest.mark.parametrize(
@@ -121,12 +118,12 @@ def test_other_numbers_keep_all_their_digits(tmp_path, number):
     ],
 )
 @pytest.mark.fault('user-x17', 'a date, a decimal and NaN as answers in Parquet')
-def test_values_of_tables_that_are_no_text_are_shown(tmp_path, value, words, user_meets):
+def test_values_of_tables_that_are_no_text_are_shown(tmp_path, value, words):
     pyarrow = pytest.importorskip('pyarrow')
     parquet = pytest.importorskip('pyarrow.parquet')
     path = tmp_path / 'q.parquet'
     parquet.write_table(pyarrow.Table.from_pylist([{'question': 'Who?', 'answer': value}]), path)
-    with user_meets(rf'q.parquet, line 1: .*"answer" is {words}, not a text'):
+    with pytest.raises(UserError, match=rf'q.parquet, line 1: .*"answer" is {words}, not a text'):
         files.questions(str(path))
 
 
@@ -139,7 +136,7 @@ def test_questions_in_a_table(tmp_path):
 
 
 @pytest.mark.fault('third-24', 'the answer é as two characters')
-def test_composed_and_decomposed_characters_are_equal(user_reads):
+def test_composed_and_decomposed_characters_are_equal():
     composed, decomposed = 'Café Zoë', 'Cafe\u0301 Zoe\u0308'
     for one, other in ((composed, decomposed), (decomposed, composed)):
         assert scores.exact_match(one, [other]) and scores.sub_exact_match(
@@ -149,11 +146,10 @@ def test_composed_and_decomposed_characters_are_equal(user_reads):
     # Marks that no letter is composed with stay, as do other forms of compatible characters.
     assert not scores.exact_match('Cafe', [composed]) and not scores.exact_match('ﬁ', ['fi'])
     assert scores.exact_match('\u0301', ['\u0301']) and not scores.exact_match('\u0301', ['?'])
-    user_reads('right: EM, subEM and F1 are 1')
 
 
 @pytest.mark.fault('third-24', '--not-in and duplicates in another Unicode form')
-def test_questions_in_another_unicode_form_are_the_same(tmp_path, capsys, user_reads):
+def test_questions_in_another_unicode_form_are_the_same(tmp_path, capsys):
     texts = ('Where is the Café?', 'Where is the Cafe\u0301?', 'Who is Zoe\u0308?', 'Who is Ann?')
     path = write(tmp_path / 'q.jsonl', *({'question': text, 'answer': 'x'} for text in texts))
     held_out = write(tmp_path / 'h.jsonl', {'question': 'Who is Zoë?'})
@@ -161,7 +157,6 @@ def test_questions_in_another_unicode_form_are_the_same(tmp_path, capsys, user_r
     assert command.main(['questions', '--sets', path, '--not-in', held_out, '--out', out]) == 0
     report = capsys.readouterr().out
     assert '1 duplicate (' in report and ', 1 held_out (' in report
-    user_reads(f'right: {report.strip()}')
 
 
 # Held-out question, training question, and whether they are the same.
@@ -196,9 +191,7 @@ SPELLINGS = {
     'spelling',
     [pytest.param(s, marks=pytest.mark.fault('nov29-B9', f'--not-in: {s}')) for s in SPELLINGS],
 )
-def test_held_out_questions_are_recognised_in_other_spellings(
-    spelling, tmp_path, capsys, user_reads
-):
+def test_held_out_questions_are_recognised_in_other_spellings(spelling, tmp_path, capsys):
     held_out = write(tmp_path / 'h.jsonl', {'question': 'Who founded the city of Zürich?'})
     lines = [{'question': q, 'answer': 'x'} for q in ('Who founded Bern?', SPELLINGS[spelling])]
     path = write(tmp_path / 'q.jsonl', *lines)
@@ -206,13 +199,12 @@ def test_held_out_questions_are_recognised_in_other_spellings(
     assert command.main(['questions', '--sets', path, '--not-in', held_out, '--out', out]) == 0
     report = capsys.readouterr().out
     assert ' 1 held_out (' in report
-    user_reads(f'right: {report.strip()}')
 
 
 @pytest.mark.parametrize(('held_out', 'question', 'is_same'), PAIRS)
 @pytest.mark.fault('user-x1', 'questions that differ in their marks alone')
 def test_marks_that_change_a_question_tell_questions_apart(
-    held_out, question, is_same, tmp_path, capsys, user_reads
+    held_out, question, is_same, tmp_path, capsys
 ):
     path = write(tmp_path / 'q.jsonl', *({'question': q, 'answer': 'x'} for q in ('b?', question)))
     held_out = write(tmp_path / 'h.jsonl', {'question': held_out})
@@ -220,11 +212,10 @@ def test_marks_that_change_a_question_tell_questions_apart(
     assert command.main(['questions', '--sets', path, '--not-in', held_out, '--out', out]) == 0
     report = capsys.readouterr().out
     assert (f'left out: 1 held_out (the first: {path}, line 2, ' in report) is is_same
-    user_reads(report.strip())
 
 
 @pytest.mark.fault('user-x1', 'one question with two answers')
-def test_one_question_with_other_answers_is_said(tmp_path, capsys, user_reads):
+def test_one_question_with_other_answers_is_said(tmp_path, capsys):
     lines = [{'question': 'When was it?', 'answers': years} for years in (['1912', 'x'], ['1950'])]
     lines.append({'question': 'when was it', 'answers': ['X']})
     path = write(tmp_path / 'q.jsonl', *lines)
@@ -232,29 +223,26 @@ def test_one_question_with_other_answers_is_said(tmp_path, capsys, user_reads):
     report = capsys.readouterr().out
     assert f"1 duplicate (the first: {path}, line 3, 'when was it'), 1 duplicate_with_" in report
     assert f"_other_answers (the first: {path}, line 2, 'When was it?')" in report
-    user_reads(report.strip())
 
 
 @pytest.mark.parametrize(('fields', 'problem'), FORMS['no policy could give'])
 @pytest.mark.fault(
     'kin-answers', 'an answer that names a choice (MMLU, RACE, ARC), or a worked solution'
 )
-def test_answers_that_no_policy_could_give_are_refused(fields, problem, tmp_path, user_reads):
+def test_answers_that_no_policy_could_give_are_refused(fields, problem, tmp_path):
     path = write(tmp_path / 'set.jsonl', {'question': 'Who?', **fields})
     with pytest.raises(UserError) as refusal:
         files.questions(path)
     assert problem in str(refusal.value)
-    user_reads(refusal.value)
 
 
 @pytest.mark.fault('user-x19', 'answers with references of HTML')
-def test_references_of_html_are_said_once(tmp_path, capsys, user_reads):
+def test_references_of_html_are_said_once(tmp_path, capsys):
     texts = ('AT&amp;T', '&#39;Til', 'R&D; x', 'a')
     path = write(tmp_path / 'q.jsonl', *({'question': text, 'answer': text} for text in texts))
     assert [question.answers for question in files.questions(path)] == [(text,) for text in texts]
     (line,) = capsys.readouterr().err.splitlines()
     assert f'{path}: answers have references of HTML such as &amp;' in line
-    user_reads(line)
 
 
 @pytest.mark.parametrize(
@@ -272,12 +260,11 @@ def test_references_of_html_are_said_once(tmp_path, capsys, user_reads):
     ],
 )
 @pytest.mark.fault('user-43', 'answers of a wrong encoding, or nan')
-def test_answers_that_a_conversion_damaged_are_said(answer, tmp_path, capsys, user_reads):
+def test_answers_that_a_conversion_damaged_are_said(answer, tmp_path, capsys):
     path = write(tmp_path / 'q.jsonl', {'question': 'Q', 'answer': answer})
     files.questions(path)
     (line,) = capsys.readouterr().err.splitlines()
     assert f'{path}: answers have' in line
-    user_reads(line)
 
 
 @pytest.mark.parametrize('answer', ['été', 'São Paulo', 'SÃO', 'Nan', 'Nan Goldin', '“yes”', 'Â'])
@@ -287,14 +274,13 @@ def test_answers_that_look_damaged_and_are_not(answer, tmp_path, capsys):
 
 
 @pytest.mark.fault('user-43', 'one line for each answer of a question')
-def test_repeated_questions_are_counted(tmp_path, capsys, user_reads):
+def test_repeated_questions_are_counted(tmp_path, capsys):
     lines = [{'question': 'Who?', 'answer': name} for name in ('Ann', 'Anna', 'A.')]
     lines += [{'question': 'Where?', 'answer': 'here'}, {'question': 'where', 'answer': 'there'}]
     path = write(tmp_path / 'q.jsonl', *lines)
     assert len(files.questions(path)) == 5
     (line,) = capsys.readouterr().err.splitlines()
     assert f"{path}: 3 lines repeat an earlier question (the first: line 2, 'Who?')" in line
-    user_reads(line)
 
 
 def test_numbers_of_a_table_are_texts(tmp_path):

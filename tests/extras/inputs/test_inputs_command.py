@@ -231,7 +231,7 @@ def test_a_file_of_documents_without_a_hop_count_is_named(tmp_path):
 
 
 @pytest.mark.fault('kin-files', 'a folder with a text in Latin-1')
-def test_a_text_that_cannot_be_read_is_a_file_and_no_line(tmp_path, capsys, user_reads):
+def test_a_text_that_cannot_be_read_is_a_file_and_no_line(tmp_path, capsys):
     texts = tmp_path / 'texts'
     texts.mkdir()
     (texts / 'a.txt').write_text(f'A\n{FILLER}')
@@ -242,29 +242,24 @@ def test_a_text_that_cannot_be_read_is_a_file_and_no_line(tmp_path, capsys, user
     assert f'inputs: {texts}/b.txt: cannot be read as a text' in error
     assert error.endswith('save it as UTF-8); correct the file\n')
     assert f'{texts}: 1 of 3 files are left out: 1 .pdf' in error
-    user_reads(error)
 
 
 @pytest.mark.parametrize('name', ['o.jsonl.gz', 'o.tsv', 'o.Parquet', 'o.csv.zst'])
 @pytest.mark.fault('user-x3', 'results named as another kind of file')
-def test_lines_are_not_written_under_the_name_of_another_kind_of_file(
-    tmp_path, name, capsys, user_reads
-):
+def test_lines_are_not_written_under_the_name_of_another_kind_of_file(tmp_path, name, capsys):
     path = write(tmp_path / 'q.jsonl', {'question': 'Which town?', 'answer': 'Lomi'})
     error = refused(capsys, tmp_path / name, 'questions', f'--sets={path}')
     assert f'{name}: plain JSON lines are written; name the file .jsonl' in error
     cloze = ('cloze', f'--corpus={path}', f'--documents={tmp_path / name}')
     assert 'plain JSON lines' in refused(capsys, tmp_path / 'out.jsonl', *cloze)
-    user_reads(error)
 
 
 @pytest.mark.fault('kin-files', 'questions in CSV')
-def test_questions_in_csv_are_refused(tmp_path, capsys, user_reads):
+def test_questions_in_csv_are_refused(tmp_path, capsys):
     path = tmp_path / 'set.csv'
     path.write_text('question,answer\nWhich town?,Lomi\n')
     error = refused(capsys, tmp_path / 'out.jsonl', 'questions', f'--sets={path}')
     assert 'set.csv: CSV is not read; save it as .tsv, with tabs between the columns' in error
-    user_reads(error)
 
 
 def test_a_file_is_there_whole_or_as_it_was(tmp_path, capsys):

@@ -104,14 +104,13 @@ def test_texts_get_the_title_of_their_first_line_or_of_their_file(tmp_path):
 @pytest.mark.parametrize('passage_words', [0, 80])
 @pytest.mark.parametrize('end', ['', 'a last line'])
 @pytest.mark.fault('kin-files', 'a text with a long first line')
-def test_a_long_first_line_is_no_title(passage_words, end, tmp_path, user_reads):
+def test_a_long_first_line_is_no_title(passage_words, end, tmp_path):
     # Chinese has no blanks between words, so that the line counts as one word.
     for line in (LONG.replace('\n', ' '), '山' * 201):
         (tmp_path / 'a.txt').write_text(f'{line}\n{end}')
         (_, record), *_ = corpus.read(tmp_path, passage_words=passage_words)
         title, text = corpus.split(record.contents)
         assert title == 'a' and line.startswith(text.split()[0])
-    user_reads(f'right: {record.contents[:20]!r}')
 
 
 def test_the_build_command_cuts_passages(tmp_path):

@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from zeroplay_jax.tools.base import Invocation
+from zeroplay_jax.types import UserError
 
 pytest.importorskip('mcp')
 from zeroplay_jax.extras.mcp import tools as mcp_tools  # noqa: E402
@@ -115,7 +116,7 @@ def call(tool):
 @pytest.mark.fault(
     'new-mcp-http', 'replies over HTTP that are cut, large, compressed, of other kinds'
 )
-def test_a_bad_reply_over_http_fails_at_once_and_alone(server, mode, caplog, user_reads):
+def test_a_bad_reply_over_http_fails_at_once_and_alone(server, mode, caplog):
     (tool,) = mcp_tools.list_tools(server.url, SECONDS)
     for _ in range(2):
         server.mode = mode
@@ -124,7 +125,6 @@ def test_a_bad_reply_over_http_fails_at_once_and_alone(server, mode, caplog, use
         assert call(tool) == ('fine', None)
     assert 'no result within' not in caplog.text
     assert len(caplog.records) == 2
-    user_reads(caplog.records[0].getMessage())
 
 
 NO_SESSION = {'code': -32001, 'message': 'Session not found'}
@@ -132,7 +132,7 @@ NO_SESSION = {'code': -32001, 'message': 'Session not found'}
 
 @pytest.mark.fault('nov29-B10', 'status 404 for a session, with and without an error of JSON-RPC')
 @pytest.mark.parametrize('body', [None, {'jsonrpc': '2.0', 'id': None, 'error': NO_SESSION}])
-def test_a_session_that_the_server_has_forgotten_is_opened_again(server, body, user_reads):
+def test_a_session_that_the_server_has_forgotten_is_opened_again(server, body):
     server.unknown_session = json.dumps(body).encode() if body else b''
     (tool,) = mcp_tools.list_tools(server.url, SECONDS)
     assert call(tool) == call(tool) == ('fine', None)
@@ -140,18 +140,17 @@ def test_a_session_that_the_server_has_forgotten_is_opened_again(server, body, u
     assert call(tool) == ('fine', None)
     methods = [method for method, _ in server.requests]
     assert methods.count('tools/list') == 2 and methods.count('tools/call') == 4
-    user_reads('right: the call is sent again in a new session')
 
 
 @pytest.mark.fault('F6', 'a server that speaks SSE alone')
-def test_a_server_that_speaks_sse_is_named_as_such(server, user_meets):
+def test_a_server_that_speaks_sse_is_named_as_such(server):
     server.mode = 'sse'
-    with user_meets('speaks SSE'):
+    with pytest.raises(UserError, match='speaks SSE'):
         mcp_tools.list_tools(server.url, SECONDS)
 
 
 @pytest.mark.fault('F6', 'headers from the environment')
-def test_headers_come_from_the_environment(server, tmp_path, monkeypatch, user_reads):
+def test_headers_come_from_the_environment(server, tmp_path, monkeypatch):
     monkeypatch.setenv('THE_KEY', 'secret-value-1')
     file = tmp_path / 'mcp.json'
     entry = {'url': server.url, 'headers': {'Authorization': 'Bearer ${THE_KEY}'}}
@@ -159,14 +158,11 @@ def test_headers_come_from_the_environment(server, tmp_path, monkeypatch, user_r
     (tool,) = mcp_tools.list_tools(str(file), SECONDS)
     assert call(tool) == ('fine', None)
     assert {key for _, key in server.requests} == {'Bearer secret-value-1'}
-    user_reads('right: the header is sent')
 
 
 @pytest.mark.fault('nov29-web-4', 'an MCP server with a key in the path of its address')
 @pytest.mark.parametrize('url', ['{}/s/key-of-the-user/mcp', '${{WHOLE}}', '{}/${{PART}}/mcp'])
-def test_a_key_in_the_path_stays_out_of_every_line(
-    server, url, tmp_path, monkeypatch, caplog, user_reads
-):
+def test_a_key_in_the_path_stays_out_of_every_line(server, url, tmp_path, monkeypatch, caplog):
     host = server.url.removesuffix('/mcp')
     monkeypatch.setenv('WHOLE', f'{host}/s/key-of-the-user/mcp')
     monkeypatch.setenv('PART', 'key-of-the-user')
@@ -178,6 +174,5 @@ def test_a_key_in_the_path_stays_out_of_every_line(
     assert call(tool) == (None, 'failed')
     line = caplog.records[0].getMessage()
     assert 'redirects to' in line and 'key-of' not in line
-    user_reads(line)
     if '{{' in url:
         assert tool.connection.server.secrets

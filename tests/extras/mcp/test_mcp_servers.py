@@ -71,17 +71,16 @@ def call(tool, **arguments):
 
 
 @pytest.mark.fault('third-5', 'every kind of block of a result')
-def test_the_text_of_every_kind_of_block_reaches_the_policy(process, opened, user_reads):
+def test_the_text_of_every_kind_of_block_reaches_the_policy(process, opened):
     blocks = TABLES['blocks']
     tools = opened(a=process({name: result for name, (result, _) in blocks.items()}))
     for name, (_, text) in blocks.items():
         result = call(tools[name])
         assert (result.text, result.error) == (text, None), name
-    user_reads('right: the texts, and placeholders for pictures, sounds and binary resources')
 
 
 @pytest.mark.fault('F2', 'errors whose text is in other places')
-def test_the_text_of_errors_reaches_the_policy(process, opened, user_reads):
+def test_the_text_of_errors_reaches_the_policy(process, opened):
     resource, _ = TABLES['blocks']['resource']
     results = {
         'error': resource | {'isError': True},
@@ -94,11 +93,10 @@ def test_the_text_of_errors_reaches_the_policy(process, opened, user_reads):
     assert (refusal.text, refusal.error) == ('text must be a word', 'tool_error')
     # A server that is broken counts as a failure of the tool, with the cause in the log.
     assert (broken.text, broken.error) == (None, 'failed')
-    user_reads(f'right: {refusal.text}')
 
 
 @pytest.mark.fault('F6', 'processes, several servers, choices, renamings and prefixes')
-def test_several_servers_with_chosen_and_renamed_tools(process, opened, user_reads):
+def test_several_servers_with_chosen_and_renamed_tools(process, opened):
     first = process({name: text_result(f'first {name}') for name in ('search', 'read', 'gone')})
     second = process({name: text_result(f'second {name}') for name in ('search', 'issues.list')})
     third = process({'2nd': text_result('third')}, greeting='Listening.')
@@ -112,7 +110,6 @@ def test_several_servers_with_chosen_and_renamed_tools(process, opened, user_rea
     assert call(tools['look_up']).text == 'first search'
     assert call(tools['b_issues_list']).text == 'second issues.list'
     assert call(tools['_2nd']).text == 'third'
-    user_reads('right: ' + ', '.join(tools))
 
 
 def test_a_session_is_kept_open_and_lists_its_tools_once(process, opened, tmp_path):
@@ -128,29 +125,27 @@ def test_a_session_is_kept_open_and_lists_its_tools_once(process, opened, tmp_pa
 
 
 @pytest.mark.fault('kin-mcp-death', 'a server process that ends in a call')
-def test_a_process_that_ends_is_started_again(process, opened, caplog, user_reads):
+def test_a_process_that_ends_is_started_again(process, opened, caplog):
     tools = opened(a=process({'echo': text_result('x'), 'die': {'exit': 3}}))
     for _ in range(2):
         assert call(tools['die']).error == 'failed'
         assert call(tools['echo']).text == 'x'
     assert 'its process ended: something broke' in caplog.text
-    user_reads(caplog.records[0].getMessage())
 
 
 @pytest.mark.fault('kin-mcp-hang', 'a server process of one thread that hangs in a call')
-def test_a_process_that_answers_no_call_is_started_again(process, opened, user_reads):
+def test_a_process_that_answers_no_call_is_started_again(process, opened):
     tools = opened(a=process({'echo': text_result('x'), 'hang': {'sleep': 600}}))
     for tool in tools.values():
         tool.call_seconds = 0.5
     assert [call(tools[name]).error for name in ('hang', 'echo')] == ['timeout', 'timeout']
     tools['echo'].call_seconds = SECONDS
     assert call(tools['echo']).text == 'x'
-    user_reads('right: after two calls without a reply the process is started again')
 
 
 @pytest.mark.fault('new-mcp-reply', 'replies that are cut, too long or of another form')
 @pytest.mark.parametrize(('result', 'cause'), TABLES['bad replies'])
-def test_a_bad_reply_fails_at_once_and_alone(process, opened, caplog, result, cause, user_reads):
+def test_a_bad_reply_fails_at_once_and_alone(process, opened, caplog, result, cause):
     tools = opened(a=process({'bad': result, 'echo': text_result('x')}))
     with caplog.at_level(logging.DEBUG):
         for _ in range(4):
@@ -159,11 +154,10 @@ def test_a_bad_reply_fails_at_once_and_alone(process, opened, caplog, result, ca
     # The first failure and each doubling; nothing of the library.
     lines = [record for record in caplog.records if record.levelno >= logging.INFO]
     assert len(lines) == 3 and cause in caplog.text
-    user_reads(lines[0].getMessage()[:200])
 
 
 @pytest.mark.fault('new-mcp-size', 'results and descriptions of megabytes')
-def test_what_a_server_sends_is_cut_before_it_is_kept(process, opened, user_reads):
+def test_what_a_server_sends_is_cut_before_it_is_kept(process, opened):
     choice = {'enum': ['d' * 400]}
     text = {'type': 'string', 'description': 'word ' * 2**18}
     properties = {'text': text, 'description': choice}
@@ -173,7 +167,6 @@ def test_what_a_server_sends_is_cut_before_it_is_kept(process, opened, user_read
     assert len(call(tools['big']).text) == 100_000
     assert len(tools['big'].description) == 300 and len(json.dumps(tools['big'].parameters)) < 2_000
     assert tools['big'].parameters['properties']['description'] == choice
-    user_reads('right: cut to 100,000 and 300 characters')
 
 
 def test_keys_come_from_the_environment_and_stay_out_of_results_and_logs(
@@ -201,25 +194,21 @@ def test_keys_come_from_the_environment_and_stay_out_of_results_and_logs(
 @pytest.mark.parametrize(
     ('servers', 'words'), [*TABLES['unusable files'], ('[' * 100_000, 'not a JSON file')]
 )
-def test_a_file_that_cannot_be_used_is_one_line(tmp_path, servers, words, user_reads):
+def test_a_file_that_cannot_be_used_is_one_line(tmp_path, servers, words):
     file = tmp_path / 'mcp.json'
     text = servers if isinstance(servers, str) else json.dumps({'mcpServers': servers})
     file.write_text(text)
     line = refused(mcp_tools.list_tools, str(file), SECONDS)
     assert words in line
-    user_reads(line.replace(str(tmp_path), ''))
 
 
 @pytest.mark.fault('new-mcp-list', 'lists of tools that cannot be used')
 @pytest.mark.parametrize(('tools', 'fields', 'words'), TABLES['unusable lists'])
-def test_a_list_of_tools_that_cannot_be_used_is_one_line(
-    process, opened, tools, fields, words, user_reads
-):
+def test_a_list_of_tools_that_cannot_be_used_is_one_line(process, opened, tools, fields, words):
     with pytest.raises((UserError, ValueError)) as refusal:
         opened(weather={**process({}, tools=tools), **fields})
     line = str(refusal.value)
     assert words in line and '\n' not in line and "server 'weather'" in line
-    user_reads(line[-200:])
 
 
 def test_tools_of_two_servers_with_one_name_are_refused_with_both(process, opened):
@@ -242,10 +231,9 @@ def test_a_list_without_an_end_is_one_line(process, opened):
         {'first': ['ab', 'next'], 'next': ['c', ''], '': ['ab', 'next']},
     ],
 )
-def test_an_empty_cursor_is_a_page_or_the_end(process, opened, pages, user_reads):
+def test_an_empty_cursor_is_a_page_or_the_end(process, opened, pages):
     results = {name: text_result(name) for name in 'abc'}
     assert list(opened(a=process(results, pages=pages))) == list('abc')
-    user_reads('right: all tools are listed once')
 
 
 def test_a_command_that_does_not_begin_in_time_is_told_from_a_wrong_one(tmp_path):

@@ -63,7 +63,7 @@ def check_examples(tools):
 
 
 @pytest.mark.fault('F6', 'three public servers as processes')
-def test_the_servers_of_the_page_answer_the_calls_that_prompts_show(tools, tmp_path, user_reads):
+def test_the_servers_of_the_page_answer_the_calls_that_prompts_show(tools, tmp_path):
     assert list(tools)[:4] == ['every_echo', 'every_get-sum', 'read', 'list_directory']
     assert list(tools)[4:] == ['create_entities', 'search_nodes']
     check_examples(tools)
@@ -85,7 +85,6 @@ def test_the_servers_of_the_page_answer_the_calls_that_prompts_show(tools, tmp_p
             assert result.error is None and text in result.text, (syntax.name, name)
     (refused,) = tools['read'].run([Invocation({'path': '/not/allowed'})])
     assert refused.error == 'tool_error' and 'denied' in refused.text
-    user_reads('right: ' + ', '.join(tools))
 
 
 @pytest.fixture
