@@ -1,4 +1,4 @@
-"""The update: retrieved text teaches nothing, NaN stays out, and the terms of the loss move the weights as they should."""
+"""The update: retrieved text teaches nothing, NaN stays out, and each term of the loss moves weights as it should."""
 
 import jax
 import numpy as np
@@ -15,8 +15,8 @@ from zeroplay_jax.policy import sharding, transformer
 from zeroplay_jax.types import POLICY
 
 
-@pytest.mark.parametrize('temperature', [0.5, 2.0])
-def test_log_probs_are_those_of_the_temperature(policy, temperature):
+def test_log_probs_are_those_of_the_temperature(policy):
+    temperature = 0.5
     model, params = policy
     (batch,) = batches_of(policy, micro_rows=9, tokens=25)
     config = config_of(loss='reinforce', temperature=temperature)

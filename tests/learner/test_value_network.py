@@ -1,6 +1,8 @@
 """The value network: advantages per token are the same for any packing and devices; values approach returns."""
 
+import concurrent.futures
 import dataclasses
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -216,14 +218,34 @@ def test_the_loss_of_a_minibatch_is_a_mean_over_its_tokens_however_it_is_cut(pol
     np.testing.assert_allclose(losses, [losses[0]] * 2, rtol=1e-4)
 
 
+class ThreadOfTwo:
+    """One of two processes, in a thread: they gather what both give."""
+
+    def __init__(self, number, barrier, given):
+        self.number, self.barrier, self.given = number, barrier, given
+
+    def gather(self, value):
+        self.given[self.number] = value
+        self.barrier.wait()
+        both = list(self.given)
+        self.barrier.wait()
+        return both
+
+
 def test_two_processes_share_denominators_and_moments(policy, network):
     """Each process sees half of the rows; gathered sums make the results those of one process."""
     rows = make_rows(policy[0], count=8)
     whole = estimate_of(network, rows, parts=1)
-    gathered = record_of_two_processes(network, (rows[:4], rows[4:]))
+    barrier, given = threading.Barrier(2, timeout=60), [None, None]
+
+    def estimate_half(number):
+        hosts = ThreadOfTwo(number, barrier, given)
+        return estimate_of(network, rows[4 * number :][:4], hosts=hosts, parts=1)
+
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        results = list(threads.map(estimate_half, range(2)))
     together, weights = {}, []
-    for half in (rows[:4], rows[4:]):
-        result = estimate_of(network, half, hosts=RecordedHosts(gathered), parts=1)
+    for result in results:
         together |= by_token(result.minibatches, 'advantage')
         assert result.stats[VALUE] == approx(whole.stats[VALUE])
         assert result.stats[VARIANCE][0] == approx(whole.stats[VARIANCE][0], rel=1e-4)
@@ -231,37 +253,6 @@ def test_two_processes_share_denominators_and_moments(policy, network):
     assert_close(together, by_token(whole.minibatches, 'advantage'), 1e-3)
     weights = np.concatenate(weights)
     assert weights.sum() == approx(1, rel=1e-5) and len(set(weights)) == 1
-
-
-class RecordedHosts:
-    """Processes that gather the recorded values, call by call."""
-
-    def __init__(self, gathered):
-        self.rest = list(gathered)
-        self.given = []
-
-    def gather(self, value):
-        self.given.append(value)
-        if not self.rest:
-            raise StopIteration
-        return self.rest.pop(0)
-
-
-def record_of_two_processes(network, halves):
-    """The values that both processes give to `gather`, call by call: both are run again for every call, because its
-    value may depend on the sums before it."""
-    gathered = []
-    while True:
-        calls = []
-        for half in halves:
-            hosts = RecordedHosts(gathered)
-            try:
-                estimate_of(network, half, hosts=hosts, parts=1)
-            except StopIteration:
-                calls.append(hosts.given[-1])
-        if not calls:
-            return gathered
-        gathered.append(calls)
 
 
 def test_nothing_to_learn_from_changes_nothing(network, rows):

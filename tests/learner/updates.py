@@ -133,7 +133,8 @@ def gradient(
     model, params = on_mesh(policy, mesh, **fields)
     place = sharding.make_mesh(*mesh)
     if base is not None:
-        base = FrozenBase.of(base, place, SCALE).params
+        _, whole = on_mesh((policy[0], base), mesh)
+        base = FrozenBase.of(whole, place, SCALE).params
     # In the memory of the host: it goes to any devices.
     teacher = jax.device_get(teacher)
     parts = []

@@ -129,17 +129,3 @@ def test_a_value_that_moved_too_far_has_no_gradient_away_from_its_return():
 
     # ½·(1 − .2)² exceeds ½·(.5 − .2)²: the larger one counts. ½·(.5 − 3)² exceeds ½·(1 − 3)², and is constant.
     np.testing.assert_allclose(jax.grad(total_loss)(values), [[0.8, 0.0]], rtol=1e-6)
-
-
-def test_masked_values_reach_neither_loss_nor_gradient():
-    values = jnp.array([[0.5, jnp.nan]])
-    mask = jnp.array([[True, False]])
-
-    def total_loss(v):
-        loss, stats = module.value_loss(v, v, jnp.array([[1.0, jnp.inf]]), mask, 0.2)
-        return loss.sum(), stats
-
-    (loss, stats), gradient = jax.value_and_grad(total_loss, has_aux=True)(values)
-    assert float(loss) == 0.125
-    np.testing.assert_array_equal(gradient, [[-0.5, 0.0]])
-    assert [float(x) for x in stats['squared_error']] == [0.25, 1.0]

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
-import torch
 import transformers
 from safetensors.numpy import load_file
 from small_policies import change_tensors, equal, torch_logits
@@ -67,6 +66,8 @@ def case(tmp_path_factory):
 
 
 def test_gradients_of_packed_rows_are_those_of_pytorch(case):
+    import torch
+
     theirs, _, model, params = case
     model = dataclasses.replace(model, remat=True, scan=True)
     rng = np.random.default_rng(1)

