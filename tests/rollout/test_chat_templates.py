@@ -118,6 +118,7 @@ def test_other_templates_are_refused_as_the_table_says(folder, opened, tmp_path)
         return opened(template(), **{name: config | fields if name == 'config' else fields})
 
     def rendered(text, schemas, **keys):
+        shutil.rmtree(tmp_path / 'policy', ignore_errors=True)
         return opened(text).render(asked(**keys), schemas)
 
     names = globals() | dict(opened=opened, end_of_turn=end_of_turn, rendered=rendered)

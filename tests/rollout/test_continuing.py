@@ -19,7 +19,8 @@ from request_cases import (
 
 from zeroplay_jax.learner.batch import pack
 from zeroplay_jax.rollout.prompts import Prompt
-from zeroplay_jax.selfplay.context import Role, RolloutContext
+from zeroplay_jax.selfplay.context import Episodes, Role, RolloutContext
+from zeroplay_jax.selfplay.schedule import Phase, Step
 from zeroplay_jax.tools.search import SearchTool
 from zeroplay_jax.types import ENV, POLICY, PROMPT, Row, TaskDropped, UserError
 
@@ -272,8 +273,10 @@ def test_what_cannot_go_on_is_refused_in_one_line(policy):
             await bound.go_on('whole', (11,), first, note='a ' * 240)
         assert not bound.episodes.continued
         (first,) = await context.ask('short', (12,), question='abc')
+        named = context.bound(Episodes(step=Step(Phase('solver', 1), 0, 3)))
+        await named.ask('short', (12,), question='abc')
         with refused(r'role short is asked twice with the identity \(12,\)'):
-            await context.ask('short', (12,), question='abc')
+            await named.ask('short', (12,), question='abc')
         await context.go_on('short', (13,), first, note='a')
         with refused('goes on twice'):
             await context.go_on('short', (14,), first, note='a')

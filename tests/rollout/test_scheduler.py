@@ -63,10 +63,6 @@ def test_rollouts_have_turns_searches_and_labels(policy, baseline):
         assert (t.logp[t.source != POLICY] == 0).all() and (t.logp[t.source == POLICY] < 0).all()
         shown = sum(bool(call.documents) for call in t.calls_of('search'))
         assert shown == sum(t.source[i + 1] == ENV for i in switches)
-    # An observation that would overflow ends the rollout.
-    full = [t for t in baseline if t.finish == 'context']
-    assert full and max(len(t.tokens) for t in baseline) <= CONFIG.context
-    assert any(t.turns[-1].call and t.source[-1] == POLICY for t in full)
 
 
 def test_a_turn_takes_no_step_behind_a_token_that_ends_it(policy, baseline, monkeypatch):
@@ -243,6 +239,15 @@ def test_stop_string_inside_a_token_keeps_the_token(policy):
         ends = [i for i in np.flatnonzero(np.diff(t.source)) if t.source[i] == POLICY]
         cut_tokens += sum(codec.token_bytes[t.tokens[i]] == b'cab' for i in ends)
     assert cut_tokens
+
+
+def test_observation_that_would_overflow_ends_the_episode(policy):
+    reqs = requests(make_env(policy[0]))
+    long = [dataclasses.replace(r, prompt=np.resize(r.prompt, 70)) for r in reqs]
+    out = run(policy, long)
+    cut = [t for t in out if t.finish == 'context']
+    assert cut and all(len(t.tokens) <= CONFIG.context for t in out)
+    assert any(t.turns[-1].call and t.source[-1] == POLICY for t in cut)
 
 
 def broken(queries):

@@ -114,14 +114,15 @@ SETTINGS = 'tokenizer_config.json'
 
 
 @pytest.fixture
-def adapter(folder, tmp_path):
-    """Returns a function: changes of a folder of an adapter over the folder → that folder."""
+def adapter(edited, tmp_path):
+    """Returns a function: changes of a folder of an adapter → that folder; its base is a copy of the folder."""
+    base = edited()
 
     def make(*changes):
         path = tmp_path / 'adapter'
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir()
-        content = adapter_config.AdapterConfig(4, 8.0, ('q',), folder).fields()
+        content = adapter_config.AdapterConfig(4, 8.0, ('q',), base).fields()
         (path / 'adapter_config.json').write_text(json.dumps(content))
         for change in changes:
             change(path)
@@ -140,6 +141,7 @@ def test_tokenizers_that_cannot_be_used_are_refused_as_the_table_says(
         return open_codec(edited(*changes))
 
     def beside_adapter(*changes):
+        edited()
         return open_codec(adapter(*changes))
 
     calls = dict(opened=opened, beside_adapter=beside_adapter, copied=copied, tiny=tiny)
@@ -180,13 +182,13 @@ def test_white_space_around_added_tokens_is_taken_as_they_say(edited, flags):
 
 
 @pytest.mark.fault('third-12', 'an adapter with the tokenizer and template of its base')
-def test_equal_files_beside_an_adapter_are_the_same(folder, adapter):
+def test_equal_files_beside_an_adapter_are_the_same(folder, adapter, tmp_path):
     # As it was saved after a training with padding.
     truncation = dict(direction='Right', max_length=8, strategy='LongestFirst', stride=0)
     files = ('tokenizer.json', SETTINGS, 'chat_template.jinja')
     copy = lambda path: [shutil.copy(folder / name, path) for name in files]
     path = adapter(copy, fields('tokenizer.json', truncation=truncation))
-    assert open_codec(path).folder == folder
+    assert open_codec(path).folder == tmp_path / 'policy'
 
 
 # ---- classes of other models -------------------------------------------------------------------------
