@@ -51,7 +51,9 @@ def play(policy, reqs_of, config, mesh):
     return {key: flat(scheduler.wait(key)) for key in reqs_of}
 
 
-@pytest.mark.parametrize('layout', ['slots', 'pages', pytest.param('shards', marks=LONG)])
+@pytest.mark.parametrize(
+    'layout', ['pages', *(pytest.param(name, marks=LONG) for name in ('slots', 'shards'))]
+)
 def test_rollouts_are_those_they_are_alone_and_those_of_merged_weights(policy, layout):
     config, shards = LAYOUTS[layout]
     mesh = sharding.make_mesh(replica=shards)

@@ -16,7 +16,6 @@ from zeroplay_jax.selfplay.update import micro_batches
 from zeroplay_jax.settings.schema import TrainedRole
 from zeroplay_jax.types import POLICY, Row
 
-TEXTS = ('abc', '<answer>b</answer>', 'deaf head')
 CLIP = dict(clip_low=0.05, clip_high=0.1)
 
 
@@ -41,8 +40,7 @@ def both(tmp_path_factory):
     return (Codec(folder), model, hf.load(folder, model)), log_probs
 
 
-@pytest.mark.parametrize('loss', ['token_pg', 'sequence_pg'])
-def test_the_loss_of_folded_rollouts(both, loss):
+def test_the_loss_of_folded_rollouts_reads_the_ratio_of_all_their_contexts(both):
     policy, log_probs = both
     context, _ = make_context(policy)
     folded = run(context, *(fold(context, number) for number in range(len(QUESTIONS))))
@@ -61,14 +59,12 @@ def test_the_loss_of_folded_rollouts(both, loss):
         for each in contexts:
             sampled = each.source[1:] == POLICY
             log_ratios += list(log_probs(each.tokens)[sampled] - each.logp[1:][sampled])
-        if loss == 'sequence_pg':
-            log_ratios = [np.mean(log_ratios)]
-        ratio = np.exp(log_ratios)
+        ratio = np.exp(np.mean(log_ratios))
         clipped = np.clip(ratio, 1 - CLIP['clip_low'], 1 + CLIP['clip_high'])
-        losses.append(np.mean(np.maximum(-advantage * ratio, -advantage * clipped)))
+        losses.append(max(-advantage * ratio, -advantage * clipped))
     assert any(len(row.trajectory.contexts) == 3 for row in rows)
     settings = ml_collections.ConfigDict(TrainedRole().model_dump())
-    settings.update(loss=loss, aggregation='seq_mean_token_mean', kl_coef=0.0, **CLIP)
+    settings.update(loss='sequence_pg', aggregation='seq_mean_token_mean', kl_coef=0.0, **CLIP)
     batches = micro_batches(rows, settings, (2, 240))
     value, _ = step_loss(policy[1], settings, policy[2], policy[2], batches)
     np.testing.assert_allclose(float(value), np.mean(losses), rtol=1e-4)
