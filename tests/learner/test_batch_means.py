@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_learner import batches_of, learner_of, make_rows, role
+from updates import batches_of, learner_of, make_rows, role
 
 from zeroplay_jax.learner.means import with_means
 from zeroplay_jax.learner.role_update import step_loss

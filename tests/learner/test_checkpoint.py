@@ -144,19 +144,6 @@ def test_a_folder_half_written_is_not_a_checkpoint(tmp_path):
     assert Checkpointer(tmp_path, keep=3).latest() == 1
 
 
-def test_a_workdir_of_another_config_names_the_fields(tmp_path):
-    begin(tmp_path / 'run', CONFIG)
-    begin(tmp_path / 'run', CONFIG | {'progress': False}, free=('progress',))
-    other = json.loads(json.dumps(CONFIG))
-    other['solver']['batch'] = 64
-    with pytest.raises(
-        WorkdirError, match=r'solver.batch \(there 32, now 64\); choose another workdir'
-    ):
-        begin(tmp_path / 'run', other)
-    with pytest.raises(WorkdirError, match='seed .*solver.batch'):
-        begin(tmp_path / 'run', other | {'seed': 1})
-
-
 def test_a_workdir_in_use_is_refused(tmp_path):
     with (
         claim(tmp_path / 'run', CONFIG),

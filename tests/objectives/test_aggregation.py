@@ -35,19 +35,10 @@ def test_a_sum_is_weighted_and_skips_weight_zero():
     assert aggregation.aggregate(values, weight) == 0.25 + 6.0 + 2.0 + 1.0
 
 
-@pytest.mark.parametrize('mode', SEQUENCE_MODES)
-def test_parts_with_the_denominator_of_the_whole_add_up(batch, mode):
-    """As on several hosts: each sees its own rollouts, only the denominators are added up."""
-    lengths = batch['mask'].sum(1)
-    halves = [{k: v[:3] for k, v in batch.items()}, {k: v[3:] for k, v in batch.items()}]
-    total = aggregation.denominator(lengths[:3], mode) + aggregation.denominator(lengths[3:], mode)
-    values = [run('token_pg', h, weights(h, mode, total=total))[0] for h in halves]
-    close(sum(values), run('token_pg', batch, weights(batch, mode))[0])
-
-
 @pytest.mark.parametrize('name', ['token_pg', 'sequence_pg', 'geometric_pg', 'reinforce', 'cispo'])
 @pytest.mark.parametrize('mode', SEQUENCE_MODES)
-def test_leaving_out_rollouts_of_advantage_zero_changes_nothing(batch, mode, name):
+def test_parts_with_the_denominator_of_the_whole_are_its_parts(batch, mode, name):
+    """As on several hosts, or where rollouts without an advantage are left out."""
     batch['advantage'][[0, 2]] = 0
     whole, gradient, _ = run(name, batch, weights(batch, mode))
     assert not np.any(np.asarray(gradient)[[0, 2]])

@@ -7,7 +7,6 @@ import pytest
 from batches import close, differences
 
 from zeroplay_jax.objectives import distillation
-from zeroplay_jax.objectives.aggregation import aggregate, token_weights
 
 OPTIONS = pytest.mark.parametrize(
     'options',
@@ -23,16 +22,19 @@ OPTIONS = pytest.mark.parametrize(
 )
 
 
+STATIC = ('k', 'kind', 'tail', 'mix')
+
+
+@functools.partial(jax.jit, static_argnames=STATIC)
 def divergence(student, teacher, k=2, **options):
-    return distillation.topk_tail_divergence(
-        jnp.asarray(student), jnp.asarray(teacher), k=k, **options
-    )
+    return distillation.topk_tail_divergence(student, teacher, k=k, **options)
 
 
+@functools.partial(jax.jit, static_argnames=STATIC)
 def pull(student, teacher, k=2, **options):
     """(sum of the divergences, gradients with respect to both logits)."""
     call = lambda s, t: divergence(s, t, k, **options)[0].sum()
-    return jax.value_and_grad(call, (0, 1))(jnp.asarray(student), jnp.asarray(teacher))
+    return jax.value_and_grad(call, (0, 1))(student, teacher)
 
 
 def log_softmax(z):
@@ -98,26 +100,11 @@ def test_golden_divergences(golden, name, options):
     close(extra['tail_mass'], np.zeros(3) if 'k' in options else 1 - top.sum(1))
 
 
-def test_under_jit_it_is_the_same(logits):
-    given = jax.jit(functools.partial(distillation.topk_tail_divergence, k=3))(*logits)
-    for a, b in zip(*map(jax.tree.leaves, (given, divergence(*logits, 3))), strict=True):
-        close(a, b)
-
-
 def test_golden_gradient(golden):
     inputs, expected = golden['topk_tail_distill']
     _, (gradient, _) = pull(*logits_of(inputs))
     close(gradient, expected['grad_reverse_kl_wrt_student_logits'])
     close(gradient.sum(1), np.zeros(3))
-
-
-def test_golden_loss(golden):
-    inputs, expected = golden['topk_tail_distill']
-    value, _ = divergence(inputs['student_logits'], inputs['teacher_logits'], inputs['K'])
-    mask = np.array([inputs['token_mask']], bool)
-    loss = aggregate(value[None], token_weights(mask, None, 'token'))
-    close(loss, expected['loss_token_mean'])
-    close(inputs['alpha'] * loss, expected['alpha_times_loss'])
 
 
 def test_golden_teacher_follows_the_student(golden):
@@ -148,14 +135,13 @@ def test_value_and_gradient_match_float64(logits, options, k):
 
 
 @OPTIONS
-@pytest.mark.parametrize('k', [3, 9])
-def test_a_teacher_that_agrees_neither_costs_nor_pulls(logits, options, k):
-    value, (gradient, _) = pull(logits[0], logits[0], k, **options)
+def test_a_teacher_that_agrees_neither_costs_nor_pulls(logits, options):
+    value, (gradient, _) = pull(logits[0], logits[0], 3, **options)
     assert abs(value) < 1e-6 and np.max(np.abs(gradient)) < 1e-6
 
 
 @OPTIONS
-@pytest.mark.parametrize('gap', [20.0, 100.0, 1e4])
+@pytest.mark.parametrize('gap', [20.0, 1e4])
 def test_top_tokens_that_hold_everything_give_no_nan(options, gap):
     """1 − P rounds to 0 in float32 from a gap of 17 on."""
     sure = np.zeros((3, 6), np.float32)
@@ -190,13 +176,6 @@ def test_low_precision_logits_are_computed_in_float32(logits):
     value, extra = divergence(*low, 3)
     wanted, _ = divergence(*(z.astype(jnp.float32) for z in low), 3)
     assert value.dtype == extra['tail_mass'].dtype == jnp.float32 and np.array_equal(value, wanted)
-
-
-def test_ema_with_rate_one_copies_and_with_rate_zero_freezes():
-    rng = np.random.default_rng(1)
-    teacher, student = ({'a': [rng.normal(size=3).astype(np.float32)]} for _ in range(2))
-    assert np.array_equal(distillation.ema(teacher, student, 1.0)['a'][0], student['a'][0])
-    assert np.array_equal(distillation.ema(teacher, student, 0.0)['a'][0], teacher['a'][0])
 
 
 def test_ema_moves_in_float32_where_bfloat16_would_stand_still():

@@ -1,9 +1,6 @@
 """Adapters as PEFT folders: what is written is read back, `peft` computes the same logits, faults are one line."""
 
-import dataclasses
-
 import numpy as np
-import peft
 import pytest
 import tiny
 import transformers
@@ -13,7 +10,7 @@ from small_policies import adapter_of, change_json, equal, logits, torch_logits
 
 from zeroplay_jax import api, ask
 from zeroplay_jax.configs import common
-from zeroplay_jax.policy import adapter_config, adapters, hf, transformer
+from zeroplay_jax.policy import adapter_config, adapters, hf
 from zeroplay_jax.policy.adapter_config import CONFIG_FILE, WEIGHTS_FILE, AdapterConfig
 from zeroplay_jax.run import policies
 from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT
@@ -50,8 +47,14 @@ def test_a_folder_is_read_as_it_was_written(base, folder):
         hf.save_adapter(folder, model, adapter_config.read(folder), {})
 
 
-@pytest.mark.parametrize('family', [*tiny.FAMILIES, 'with an encoder of images'])
-def test_peft_computes_the_same_logits_with_every_family(family, tmp_path):
+# The others have no other linear layers.
+FAMILIES = ('qwen2', 'qwen3_moe', 'gemma3', 'qwen35', 'with an encoder of images')
+
+
+@pytest.mark.parametrize('family', FAMILIES)
+def test_peft_computes_the_same_logits(family, tmp_path):
+    import peft
+
     base, out = tmp_path / 'base', tmp_path / 'adapter'
     if family == 'with an encoder of images':
         _, theirs = tiny.make_wrapped_model()
@@ -122,14 +125,6 @@ def test_older_names_of_a_decoder_beside_an_encoder_are_read(base, folder):
         renamed[name.replace('.model.layers.', '.language_model.model.layers.')] = array
     save_file(renamed, path)
     equal(hf.load_adapter(folder, model), small_adapter(params))
-
-
-def test_bfloat16_bases_keep_float32_norms(base):
-    folder, model, params = base
-    model = dataclasses.replace(model, dtype='bfloat16')
-    narrow = hf.load(folder, model, matrix_dtype='bfloat16')
-    equal(narrow, transformer.published(model, params))
-    assert narrow['final_norm']['scale'].dtype == np.float32
 
 
 def test_an_adapter_of_a_run_is_asked_and_loaded_with_the_settings_of_the_run(tmp_path):

@@ -1,6 +1,5 @@
 """Checkpoint folders: read once and in slices, refused in one line when torn, and written whole or not at all."""
 
-import functools
 import json
 import socket
 
@@ -10,7 +9,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tiny
-import torch
 import transformers
 from python_process import finish, run_python, start_python
 from safetensors.numpy import load_file, save_file
@@ -36,20 +34,17 @@ def copy(published, tmp_path):
 # In
 
 
-@pytest.mark.parametrize('mesh', [(1, 2, 1), (1, 1, 2), (2, 2, 2)])
-def test_sharded_load_holds_the_same_numbers_and_reads_every_slice_once(
-    published, monkeypatch, mesh
-):
+def test_sharded_load_holds_the_same_numbers_and_reads_every_slice_once(published, monkeypatch):
     reads, read = [], hf._read_slice
     monkeypatch.setattr(hf, '_read_slice', lambda *args: reads.append(args[1:3]) or read(*args))
-    parts = hf.load(published, mesh=sharding.make_mesh(*mesh))
+    parts = hf.load(published, mesh=sharding.make_mesh(2, 2, 2))
     count = {tensor.name: np.zeros(tensor.shape, int) for tensor, _ in reads}
     for tensor, index in reads:
         count[tensor.name][index] += 1
     assert all((places == 1).all() for places in count.values())
     equal(hf.load(published), parts)
     kernel = parts['layer_0']['q']['kernel']
-    assert kernel.addressable_shards[0].data.size == kernel.size // (mesh[1] * mesh[2])
+    assert kernel.addressable_shards[0].data.size == kernel.size // 4
 
 
 def test_tensors_may_lie_in_several_files_and_in_pieces(copy, published, monkeypatch):
@@ -63,7 +58,7 @@ def dtypes(tree):
     return {str(array.dtype) for array in jax.tree.leaves(tree)}
 
 
-@pytest.mark.parametrize('dtype', [ml_dtypes.bfloat16, np.float16, np.float64])
+@pytest.mark.parametrize('dtype', [np.float16, np.float64])
 def test_other_types_of_numbers_are_read(copy, dtype):
     path = copy / 'model.safetensors'
     low = {name: array.astype(dtype) for name, array in load_file(path).items()}
@@ -76,6 +71,8 @@ def test_other_types_of_numbers_are_read(copy, dtype):
 
 
 def test_a_folder_of_transformers_in_bfloat16_is_read_bit_by_bit(tmp_path):
+    import torch
+
     model = tiny.make_torch_model('llama3').to(torch.bfloat16)
     model.save_pretrained(str(tmp_path / 'low'), max_shard_size='40KB')
     assert len(list((tmp_path / 'low').glob('*.safetensors'))) > 1
@@ -94,8 +91,7 @@ def test_what_says_nothing_new_is_passed_over(copy, published):
     equal(hf.load(copy), hf.load(published))
 
 
-@pytest.mark.parametrize('number', [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize('dtype', [np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize('number,dtype', [(np.nan, np.float32), (-np.inf, ml_dtypes.bfloat16)])
 def test_weights_that_are_not_finite_are_refused(copy, number, dtype):
     def spoil(tensors):
         tensors[KERNEL] = tensors[KERNEL].astype(dtype)
@@ -197,9 +193,8 @@ def test_a_killed_export_leaves_no_folder_of_its_name(published, tmp_path):
 LOADER = """
 import sys, pathlib
 import jax, numpy as np
-folder, out, index, count, port = sys.argv[1:]
-if int(count) > 1:
-    jax.distributed.initialize(f'localhost:{port}', int(count), int(index))
+folder, out, index, port = sys.argv[1:]
+jax.distributed.initialize(f'localhost:{port}', 2, int(index))
 from zeroplay_jax.policy import hf, sharding
 field = lambda name: next(int(x.split()[1]) for x in open('/proc/self/status') if x.startswith(name)) << 10
 mesh = sharding.make_mesh(1, 4, 1)
@@ -240,25 +235,21 @@ def large(tmp_path_factory):
     return path
 
 
-@functools.cache
-def free_port():
-    with socket.socket() as s:
-        s.bind(('localhost', 0))
-        return s.getsockname()[1]
-
-
-@pytest.mark.parametrize('processes', [1, 2])
-def test_loading_needs_little_more_memory_than_its_share(large, tmp_path, processes):
+def test_loading_needs_little_more_memory_than_its_share(large, tmp_path):
     """Peak resident set over what the process had before; two processes hold, and read, half the slices each."""
-    flags = f'--xla_force_host_platform_device_count={4 // processes}'
+    flags = '--xla_force_host_platform_device_count=2'
+    with socket.socket() as free:
+        free.bind(('localhost', 0))
+        port = free.getsockname()[1]
     running = []
-    for index in range(processes):
-        words = [LOADER, large, tmp_path / 'out', index, processes, free_port()]
+    for index in range(2):
+        words = [LOADER, large, tmp_path / 'out', index, port]
         running.append(start_python('-c', *words, XLA_FLAGS=flags))
     outputs = [finish(process)[0] for process in running]
     stored = load_file(large / 'model.safetensors')
     sizes = [array.nbytes for array in stored.values()]
-    share_of_each = 2 * sum(sizes) / processes
+    # Of the float32 arrays, half.
+    share_of_each = sum(sizes)
     for output in outputs:
         peak, share = map(int, output.split('MEASURED')[1].split()[:2])
         assert share_of_each <= share <= 1.01 * share_of_each

@@ -57,21 +57,13 @@ def dense(q, k, v, segment, window=0):
     return attention.attend_packed(q, k, v, attention.packed_mask(segment, window))
 
 
-@pytest.mark.parametrize('window,mesh', [(0, None), (70, None), (70, (2, 1, 2))], ids=str)
+@pytest.mark.parametrize('window,mesh', [(0, None), (70, (2, 1, 2))], ids=str)
 def test_splash_attention_is_dense_attention(rows, window, mesh):
     place = None if mesh is None else sharding.make_mesh(*mesh)
     splash = functools.partial(blocked_attention.attend_splash, window=window, mesh=place)
     expected = value_and_gradients(functools.partial(dense, window=window), rows)
     for ours, theirs in zip(value_and_gradients(splash, rows), expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-5 * max(1, np.abs(theirs).max()))
-
-
-def test_the_comparison_sees_a_window_that_is_one_too_long(rows):
-    ours, *_ = value_and_gradients(
-        functools.partial(blocked_attention.attend_splash, window=71), rows
-    )
-    theirs, *_ = value_and_gradients(functools.partial(dense, window=70), rows)
-    assert np.abs(ours - theirs).max() > 1e-2
 
 
 def scores(config, params, mesh=None):
@@ -93,20 +85,11 @@ def plain():
     return params, scores(CONFIG, params)
 
 
-@pytest.mark.parametrize(
-    'kind,remat,mesh',
-    [
-        pytest.param('splash', False, None, marks=pytest.mark.long),
-        pytest.param('splash', True, (1, 2, 2), marks=pytest.mark.long),
-        pytest.param('blocked', False, None, marks=pytest.mark.long),
-        ('blocked', True, (1, 2, 2)),
-    ],
-    ids=str,
-)
-def test_a_policy_with_kernels_and_looped_layers_scores_alike(plain, kind, remat, mesh):
+@pytest.mark.parametrize('kind', ['blocked', pytest.param('splash', marks=pytest.mark.long)])
+def test_a_policy_with_kernels_and_looped_layers_scores_alike(plain, kind):
     params, (logp, gradients) = plain
-    config = dataclasses.replace(CONFIG, attention=kind, scan=True, remat=remat)
-    mine, slopes = scores(config, params, None if mesh is None else sharding.make_mesh(*mesh))
+    config = dataclasses.replace(CONFIG, attention=kind, scan=True, remat=True)
+    mine, slopes = scores(config, params, sharding.make_mesh(1, 2, 2))
     np.testing.assert_allclose(mine, logp, rtol=0, atol=1e-4)
     assert tiny.gap(slopes, gradients) <= 1e-4
 

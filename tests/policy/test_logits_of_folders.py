@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 import tiny
-import torch
 from safetensors.numpy import load_file, save_file
 from small_policies import logits, torch_logits
 
@@ -64,11 +63,6 @@ def older(**scaling):
     return change
 
 
-def older_with_original_length(folder):
-    older(rope_type='yarn', factor=4.0, original_max_position_embeddings=64)(folder)
-    folder.config['original_max_position_embeddings'] = 24
-
-
 def another_head(folder):
     """What merging an adapter of the head leaves: a head beside an embedding that the flag calls the same."""
     noise = np.random.default_rng(1).normal(size=(80, 48)).astype('f')
@@ -85,6 +79,9 @@ def same_head(folder):
 
 
 TIED = dict(tie_word_embeddings=True)
+WINDOWS = dict(use_sliding_window=True, sliding_window=8)
+LAYERS = ['sliding_attention', 'full_attention']
+ORIGINAL = dict(original_max_position_embeddings=24)
 
 
 YARN = dict(rope_type='yarn', factor=4.0, original_max_position_embeddings=24)
@@ -101,35 +98,26 @@ def rope(**parameters):
     return dict(rope_parameters=dict(rope_theta=10000.0) | parameters)
 
 
-def case(key, family, change=None, fault='kin-logits', **values):
-    """A row of the table: name, family, fields of the config class, change of the folder, row of the campaign."""
-    marks = [pytest.mark.fault(fault, key)]
-    return pytest.param(family, values, change, id=key.replace(' ', '-'), marks=marks)
+def case(name, family, change=None, **values):
+    """A row of the table: family, fields of the config class, change of the folder."""
+    return pytest.param(family, values, change, id=name.replace(' ', '-'))
 
 
+EXTENDED = dict(rope_type='yarn', factor=4.0, rope_theta=1e4)
+LINEAR = dict(rope_type='linear', factor=3.0)
 CASES = [
     *[case(f'{family} as written', family) for family in tiny.FAMILIES],
     # Heads.
-    *[case(f'{family}, tied', family, **TIED) for family in ('qwen2', 'llama3', 'olmo3')],
-    *[
-        case(f'{family}, untied', family, tie_word_embeddings=False)
-        for family in ('qwen3_yarn', 'gemma3')
-    ],
-    *[
-        case(f'{family}, called tied, another head', family, another_head, 'third-3', **TIED)
-        for family in ('qwen2', 'qwen3', 'llama3', 'olmo3', 'gemma3')
-    ],
-    case('one other number in the head', 'qwen3', one_other_number, 'third-3', **TIED),
+    case('tied', 'llama3', **TIED),
+    case('untied', 'gemma3', tie_word_embeddings=False),
+    case('called tied, another head', 'qwen3', another_head, **TIED),
+    case('called tied, another head of Gemma 3', 'gemma3', another_head, **TIED),
+    case('one other number in the head', 'qwen3', one_other_number, **TIED),
     case('the head again beside a tied embedding', 'llama3', same_head, **TIED),
     # Sizes.
     case('one head of keys', 'qwen2', num_key_value_heads=1),
-    case('as many heads of keys as of queries', 'qwen2', num_key_value_heads=4),
-    case(
-        'no number of key heads', 'llama3', fields(num_key_value_heads=None), num_key_value_heads=4
-    ),
+    case('no number of heads', 'llama3', fields(num_key_value_heads=None), num_key_value_heads=4),
     case('heads wider than hidden/heads', 'llama3', head_dim=24),
-    case('heads narrower than hidden/heads', 'qwen3', head_dim=8),
-    case('heads of a family without the field', 'qwen2', head_dim=16),
     case('no size of heads', 'llama3', fields(head_dim=None)),
     case('another epsilon', 'qwen2', rms_norm_eps=0.1),
     case('the other name of SiLU', 'qwen2', fields(hidden_act='swish')),
@@ -137,90 +125,35 @@ CASES = [
     # Positions.
     case('no base of frequencies', 'qwen2', fields(rope_parameters=None)),
     case('base at the top level', 'qwen2', fields(rope_parameters={}, rope_theta=50.0)),
-    case('base at both levels', 'qwen2', fields(rope_theta=50.0)),
-    case('linear', 'llama3', **rope(rope_type='linear', factor=4.0)),
     case('linear in the older form', 'qwen2', older(type='linear', factor=4.0)),
     case('YaRN in the older form', 'qwen3', older(type='yarn', factor=4.0)),
     case('YaRN without rounding', 'qwen3', **rope(**YARN, truncate=False)),
     case('YaRN with other turns', 'qwen2', **rope(**YARN, beta_fast=4, beta_slow=2)),
-    case('YaRN of a trained extension', 'qwen2', **rope(**YARN, finetuned=True)),
     case('YaRN with its own factor of attention', 'llama3', **rope(**YARN, attention_factor=0.7)),
-    case(
-        'YaRN whose turns lie beyond the last channel',
-        'qwen2',
-        **rope(**YARN | dict(rope_theta=3.0, original_max_position_embeddings=40_000_000)),
-    ),
     case('Llama 3.1 in the older form', 'llama3', older(**LLAMA3)),
-    case(
-        'original length at the top level',
-        'llama3',
-        fields(original_max_position_embeddings=16),
-        'third-17',
-    ),
-    case(
-        'original length at the top level alone',
-        'qwen3',
-        fields(
-            rope_parameters=dict(rope_type='yarn', factor=4.0, rope_theta=1e4),
-            original_max_position_embeddings=24,
-        ),
-        'third-17',
-    ),
-    case(
-        'original length at the top level, older form',
-        'qwen3',
-        older_with_original_length,
-        'third-17',
-    ),
-    case(
-        'original length without an extension', 'qwen2', fields(original_max_position_embeddings=16)
-    ),
-    case('original length from the positions', 'llama3', older(**LLAMA3, extra=None)),
-    case('both forms', 'qwen2', fields(rope_scaling=dict(rope_type='linear', factor=3.0))),
+    case('original length', 'qwen3', fields(rope_parameters=EXTENDED, **ORIGINAL)),
+    case('original length at both levels', 'llama3', fields(**ORIGINAL)),
+    case('original length without an extension', 'qwen2', fields(**ORIGINAL)),
+    case('both forms', 'qwen2', fields(rope_scaling=LINEAR)),
     case('Gemma 3 in the older form', 'gemma3', older(rope_type='linear', factor=8.0)),
     case('OLMo 3 in the older form', 'olmo3', older(rope_type='yarn', factor=4.0)),
-    case(
-        'both forms by layers', 'gemma3', fields(rope_scaling=dict(rope_type='linear', factor=3.0))
-    ),
-    case(
-        'original length at the top level by layers',
-        'olmo3',
-        fields(original_max_position_embeddings=16),
-    ),
     case('no base of frequencies by layers', 'gemma3', fields(rope_parameters=None)),
     # Windows.
     case('windows that are not enabled', 'qwen2', sliding_window=8),
-    case('windows without a size', 'qwen2', fields(sliding_window=None, use_sliding_window=True)),
-    case(
-        'windows from the first layer on',
-        'qwen3',
-        use_sliding_window=True,
-        sliding_window=8,
-        max_window_layers=0,
-    ),
-    case(
-        'windows of layers that are listed',
-        'qwen2',
-        use_sliding_window=True,
-        sliding_window=8,
-        layer_types=['sliding_attention', 'full_attention'],
-    ),
-    case('a window of one token', 'gemma3', sliding_window=1),
+    case('windows from the first layer on', 'qwen3', **WINDOWS, max_window_layers=0),
+    case('windows of layers that are listed', 'qwen2', **WINDOWS, layer_types=LAYERS),
     case('layers by a pattern', 'gemma3', fields(layer_types=None, sliding_window_pattern=2)),
-    case(
-        'layers by a pattern that only a version wrote',
-        'gemma3',
-        fields(layer_types=None, _sliding_window_pattern=2),
-    ),
     case('layers without a list', 'olmo3', fields(layer_types=None)),
     # Fields that the family's class does not have.
     case('windows of a family without them', 'llama3', fields(use_sliding_window=True)),
-    case('a scale of scores of a family without it', 'qwen3', fields(query_pre_attn_scalar=7)),
 ]
 
 
+@pytest.mark.fault('kin-logits', 'folders as others write them')
 @pytest.mark.parametrize('family,values,change', CASES)
 def test_logits_and_export_are_those_of_transformers(family, values, change, tmp_path):
+    import torch
+
     folder = Folder(tmp_path / 'in', family, values)
     if change is not None:
         change(folder)

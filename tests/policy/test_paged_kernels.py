@@ -137,11 +137,8 @@ def reference(case, token, window):
 @pytest.mark.parametrize(
     'page,heads,kv_heads,window,dtype',
     [
-        (4, 4, 2, 0, 'float32'),
-        (16, 6, 2, 5, 'float32'),
         (5, 8, 1, 11, 'float32'),
         (8, 3, 3, 0, 'bfloat16'),
-        (16, 8, 2, 20, 'bfloat16'),
     ],
 )
 def test_the_plain_path_is_attention_of_each_row(page, heads, kv_heads, window, dtype):
@@ -160,9 +157,6 @@ def test_the_plain_path_is_attention_of_each_row(page, heads, kv_heads, window, 
         ('mixed', 20),
         ('singles', 0),
         ('idle', 0),
-        long('mixed', 0),
-        long('singles', 20),
-        long('chunks', 0),
         long('chunks', 20),
         long('no-singles', 0),
         long('no-chunks', 0),
@@ -174,10 +168,9 @@ def test_kernels_equal_the_plain_path(on, step, window):
     Case(rows, 16, 4, 2, 128, 'float32', tokens).same(shape, 'float32', window)
 
 
-# (query heads, key/value heads, size of a head): Qwen2.5 0.5B, 3B and 7B, as many key/value heads as heads, Gemma 3 1B.
+# (query heads, key/value heads, size of a head): Qwen2.5 0.5B and 7B, as many key/value heads as heads, Gemma 3 1B.
 HEADS = {
     '0.5B': (14, 2, 64),
-    '3B': (16, 2, 128),
     '7B': (28, 4, 128),
     'mha': (8, 8, 128),
     'gemma': (4, 1, 256),
@@ -191,12 +184,7 @@ HEADS = {
         ('0.5B', 16, 'bfloat16'),
         ('7B', 128, 'bfloat16'),
         long('gemma', 16, 'bfloat16'),
-        long('3B', 32, 'bfloat16'),
         long('mha', 32, 'float32'),
-        long('0.5B', 32, 'float32'),
-        long('7B', 16, 'float32'),
-        long('3B', 128, 'float32'),
-        long('mha', 16, 'bfloat16'),
     ],
 )
 def test_heads_pages_and_dtypes(on, model, page, dtype):
@@ -208,19 +196,18 @@ def test_heads_pages_and_dtypes(on, model, page, dtype):
 
 
 @pytest.mark.parametrize('on', ['plain', 'tpu', 'gpu'], indirect=True)
-@pytest.mark.parametrize('dtype', ['bfloat16', long('float32')])
-def test_neighbours_and_pages_change_no_bit(on, dtype):
+def test_neighbours_and_pages_change_no_bit(on):
     """A row alone, the same shape of the step: same bits beside other rows and in other pages."""
 
     def compute(case):
         return case.plain(window=9) if on == 'plain' else case.kernel(StepShape(8, True))
 
-    together = Case(MIXED, 16, 4, 2, 128, dtype)
+    together = Case(MIXED, 16, 4, 2, 128, 'bfloat16')
     out = compute(together)
     for slot in (4, 3):
         mine = together.row == slot
         count = mine.sum()
-        alone = Case(MIXED, 16, 4, 2, 128, dtype)
+        alone = Case(MIXED, 16, 4, 2, 128, 'bfloat16')
         alone.row[:], alone.position[:] = SLOTS, -1
         alone.row[:count], alone.position[:count] = slot, together.position[mine]
         alone.q = alone.q.at[:count].set(together.q[np.flatnonzero(mine)])
@@ -239,19 +226,7 @@ def test_every_device_computes_its_heads(on):
     np.testing.assert_allclose(split, whole, atol=TOLERANCE['float32'])
 
 
-@GPU
-@pytest.mark.parametrize('seed', [0, long(1), long(2)])
-def test_random_steps(on, seed):
-    rng = np.random.default_rng(seed)
-    slots = rng.permutation(SLOTS)
-    singles, chunks = sorted(slots[:3]), sorted(slots[3:6])
-    rows = {int(slot): (int(rng.integers(0, 120)), 1) for slot in singles}
-    rows |= {int(slot): (int(rng.integers(0, 90)), int(rng.integers(1, 30))) for slot in chunks}
-    case = Case(rows, 16, 6, 2, 128, 'float32', tokens=96, seed=seed)
-    case.same(StepShape(8, True), 'float32', int(rng.integers(0, 2)) * 33)
-
-
-@pytest.mark.parametrize('model', HEADS)
+@pytest.mark.parametrize('model', ['0.5B', 'gemma'])
 def test_the_gpu_kernel_is_lowered_for_gpus(model):
     """From shapes, without a GPU: to Triton's language, not further."""
     heads, kv_heads, head_dim = HEADS[model]
@@ -267,28 +242,6 @@ def test_the_gpu_kernel_is_lowered_for_gpus(model):
     ints = [jax.ShapeDtypeStruct(size, 'int32') for size in ((64, 9), (256,), (256,))]
     lowered = jax.jit(attend).trace(q, cache, *ints).lower(lowering_platforms=('cuda',))
     assert lowered.as_text().count('__gpu$xla.gpu.triton') == 2
-
-
-def test_rows_of_a_step():
-    table = jnp.arange(5 * 2).reshape(5, 2)
-    row = jnp.array([4, 1, 0, 0, 3, 3, 3, 5, 5], jnp.int32)
-    position = jnp.array([9, 0, 4, 5, 0, 1, 2, -1, -1], jnp.int32)
-    rows_of = paged_attention.rows_of_tokens
-    rows = rows_of(table, row, position, StepShape(5, True))
-    assert int(rows.count) == 4 and int(rows.singles) == 2
-    np.testing.assert_array_equal(rows.length[:4], [10, 1, 6, 3])
-    np.testing.assert_array_equal(rows.start, [0, 1, 2, 4, 7, 7])
-    np.testing.assert_array_equal(rows.table[:4], table[jnp.array([4, 1, 0, 3])])
-    assert int(rows_of(table, row, position, StepShape(1, True)).singles) == 1
-    # The kernel for TPUs gets the tokens before the chunks as a row of one position.
-    _, chunks = ragged_tpu.make_plan(rows, 9, StepShape(5, True))
-    assert int(chunks.count[0]) == 3
-    np.testing.assert_array_equal(chunks.starts[:4], [0, 2, 4, 7])
-    np.testing.assert_array_equal(chunks.lengths[:3], [1, 6, 3])
-    none = rows_of(table, jnp.full(3, 5), jnp.full(3, -1), StepShape(5, True))
-    assert int(none.count) == 0 and none.length.min() >= 1
-    for call in ragged_tpu.make_plan(none, 3, StepShape(3, True)):
-        assert int(call.count[0]) == 1 and call.starts[0] == 0 and call.starts[1] == 1
 
 
 @pytest.mark.parametrize(

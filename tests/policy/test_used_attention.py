@@ -34,12 +34,6 @@ def spoilt_beyond_the_read_lengths(cache, used):
     return keys, jnp.where(unread[:, None, :, None], jnp.nan, cache[1])
 
 
-def test_a_row_can_be_read_up_to_a_few_lengths():
-    assert attention.read_lengths(PLACES) == (16, 32, 48, 64, 80, 96, 100)
-    assert attention.read_lengths(1056) == (*range(144, 1056, 144), 1056)
-    assert attention.read_lengths(7) == (7,)
-
-
 @pytest.fixture(scope='module')
 def token():
     """A query, key and value of every slot, and the keys and values of the burst so far."""
@@ -99,18 +93,6 @@ def test_a_chunk_equals_that_over_all_places(chunk, cache, window):
     expected, expected_cache = chunk_over(chunk, cache, slots, window, False)
     np.testing.assert_allclose(out, expected, atol=2e-6)
     jax.tree.map(np.testing.assert_array_equal, written, expected_cache)
-
-
-@pytest.mark.parametrize('reads_used', [False, True])
-def test_a_chunk_attends_to_an_earlier_chunk_of_its_row_in_the_same_call(chunk, cache, reads_used):
-    def attend(cache, *slots):
-        return chunk_over(chunk, cache, np.array(slots, np.int32), 0, reads_used)
-
-    together, _ = attend(cache, 4, 2, 1, 1)
-    # The first of the two chunks in a call of its own; idle rows have a slot beyond the last.
-    _, first = attend(cache, SLOTS, SLOTS, 1, SLOTS)
-    after, _ = attend(first, SLOTS, SLOTS, SLOTS, 1)
-    np.testing.assert_array_equal(after[3], together[3])
 
 
 def test_a_chunk_depends_on_its_used_places_alone(chunk, cache):

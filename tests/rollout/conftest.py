@@ -1,10 +1,10 @@
 """A tokenizer, and a policy whose tokens a test chooses."""
 
 import pytest
+import request_cases
 import scripted_rollouts
 import tiny
 
-from zeroplay_jax.policy import hf
 from zeroplay_jax.rollout.tokens import Codec
 
 
@@ -27,6 +27,4 @@ def codec(folder):
 
 @pytest.fixture(scope='module')
 def policy(tmp_path_factory):
-    folder = tiny.make_folder(tmp_path_factory.mktemp('tiny') / 'policy', letters=tiny.LETTERS)
-    codec, model = Codec(folder), hf.read_config(folder)
-    return codec, model, hf.load(folder, model)
+    return request_cases.make_policy(tmp_path_factory.mktemp('tiny') / 'policy')

@@ -8,18 +8,50 @@ import jax
 import numpy as np
 import tiny
 
-from zeroplay_jax.policy import sharding
+from zeroplay_jax.policy import hf, sharding, transformer
 from zeroplay_jax.rollout.environment import Environment, Limits
 from zeroplay_jax.rollout.requests import Request
 from zeroplay_jax.rollout.sampler import Sampler, SamplerConfig
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.slots import SlotPool
+from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.rollout.weights import WeightStore
 from zeroplay_jax.tools.search import SearchTool
+from zeroplay_jax.types import POLICY
 
 CONFIG = SamplerConfig(slots=4, context=96, chunk=8, fill_rows=2, burst=4, put_rows=2, put_tokens=6)
+PAGED = dataclasses.replace(CONFIG, page=16, token_budget=12)
+# Nats per token between two shapes of the programs, or two kernels: they add up in another order.
+TOLERANCE = 1e-5
+# Fields of decoders with windows and two rotary embeddings, and of mixtures of experts.
+GEMMA = dict(
+    architectures=['Gemma3ForCausalLM'],
+    model_type='gemma3_text',
+    hidden_act=None,
+    hidden_activation='gelu_pytorch_tanh',
+    sliding_window=16,
+    sliding_window_pattern=2,
+    rope_local_base_freq=100.0,
+    query_pre_attn_scalar=24,
+    head_dim=16,
+)
+EXPERTS = dict(
+    architectures=['Qwen3MoeForCausalLM'],
+    model_type='qwen3_moe',
+    num_experts=8,
+    num_experts_per_tok=3,
+    moe_intermediate_size=24,
+    norm_topk_prob=True,
+)
 # Hundreds are enough.
 MOST_ROUNDS = 3000
+
+
+def make_policy(folder, **fields):
+    """(codec, model, parameters) of a few letters."""
+    tiny.make_folder(folder, letters=tiny.LETTERS, **fields)
+    model = hf.read_config(folder)
+    return Codec(folder), model, hf.load(folder, model)
 
 
 def echo(queries):
@@ -39,6 +71,13 @@ def late_echo(queries):
 def make_env(codec, search=echo, **limits):
     bounds = Limits(**(dict(max_turns=4, turn_tokens=16, observation_tokens=14) | limits))
     return Environment(codec, tiny.EchoSyntax(), bounds, {'search': SearchTool(search)})
+
+
+class Forgetful(Environment):
+    """Three tokens of every turn are its thoughts."""
+
+    def retained_tokens(self, turn_ids):
+        return [int(i) for i in turn_ids[3:]]
 
 
 def requests(env, count=7, samples=3, temperature=1.0):
@@ -99,16 +138,54 @@ def searches(rollouts):
     return [call for t in rollouts for call in t.calls_of('search')]
 
 
+def contexts_of(rollouts):
+    return [context for t in rollouts for context in t.contexts]
+
+
 def same(a, b, tolerance=0.0):
-    for x, y in zip(a, b, strict=True):
+    """All contexts have the same tokens and records, and log-probs within a tolerance."""
+    assert [[t.text for t in x.turns] for x in a] == [[t.text for t in x.turns] for x in b]
+    for x, y in zip(contexts_of(a), contexts_of(b), strict=True):
         np.testing.assert_array_equal(x.tokens, y.tokens)
         np.testing.assert_array_equal(x.source, y.source)
-        assert x.finish == y.finish and [t.text for t in x.turns] == [t.text for t in y.turns]
+        np.testing.assert_array_equal(x.experts, y.experts)
+        assert x.finish == y.finish
         assert np.abs(x.logp - y.logp).max() <= tolerance
 
 
-def check_requests_alone_count(policy, expected, config=CONFIG):
-    """Neither the order of requests nor their neighbours nor the time of tools changes a bit of these rollouts."""
-    same(expected, run(policy, config=config, order=-1))
-    same(expected[9:12], run(policy, requests(make_env(policy[0]))[3:4], config))
-    same(expected, run(policy, requests(make_env(policy[0], late_echo)), config))
+score = jax.jit(transformer.score, static_argnums=0)
+# One shape for all, so that a model has one program.
+ROWS, LENGTH = 8, 256
+
+
+def scores(policy, sequences):
+    """The trainer's log-probs of sequences of ids."""
+    _, model, params = policy
+    results = []
+    for first in range(0, len(sequences), ROWS):
+        rows = sequences[first : first + ROWS]
+        tokens = np.zeros((ROWS, LENGTH), np.int32)
+        for row, ids in zip(tokens, rows):
+            row[: len(ids)] = ids
+        positions = np.broadcast_to(np.arange(LENGTH, dtype=np.int32), tokens.shape)
+        # What follows a row has no effect on it: attention is causal.
+        logp, _ = score(model, params, tokens, positions, np.ones_like(tokens))
+        results += [np.asarray(values[: len(ids)]) for values, ids in zip(logp, rows)]
+    return results
+
+
+def check_log_probs(policy, rollouts):
+    """What was sampled has the trainer's log-probs, in every context."""
+    contexts = contexts_of(rollouts)
+    for t, logp in zip(contexts, scores(policy, [t.tokens for t in contexts]), strict=True):
+        sampled = t.source == POLICY
+        np.testing.assert_allclose(t.logp[sampled], logp[sampled], rtol=0, atol=1e-4)
+
+
+def check_idle(pool):
+    """Every page and slot was given back."""
+    for shard in pool.placement.shards:
+        allocator = shard.allocator
+        assert shard.is_idle and allocator.available == allocator.count
+        assert sorted(allocator.free) == list(range(allocator.count))
+        assert not any(allocator.references)

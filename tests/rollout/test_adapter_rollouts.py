@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from request_cases import CONFIG, flat, make_env, make_pool, requests, run, same, start
+from request_cases import flat, make_env, make_pool, requests, run, same, start
 from test_versions import LAYOUTS
 
 from zeroplay_jax.policy import adapters, sharding
@@ -51,7 +51,9 @@ def play(policy, reqs_of, config, mesh):
     return {key: flat(scheduler.wait(key)) for key in reqs_of}
 
 
-@pytest.mark.parametrize('layout', ['slots', 'pages', pytest.param('shards', marks=LONG)])
+@pytest.mark.parametrize(
+    'layout', ['pages', *(pytest.param(name, marks=LONG) for name in ('slots', 'shards'))]
+)
 def test_rollouts_are_those_they_are_alone_and_those_of_merged_weights(policy, layout):
     config, shards = LAYOUTS[layout]
     mesh = sharding.make_mesh(replica=shards)
@@ -76,26 +78,3 @@ def test_rollouts_are_those_they_are_alone_and_those_of_merged_weights(policy, l
         same(ours, alone, tolerance=0.0 if seed is None else 1e-3)
         tokens.add(str([t.tokens.tolist() for t in ours]))
     assert len(tokens) == len(WEIGHTS)
-
-
-def test_an_adapter_in_use_is_not_replaced(policy):
-    scheduler = make_scheduler(policy, CONFIG, sharding.make_mesh())
-    reqs = requests(make_env(policy[0]), 1)
-    request = dataclasses.replace(reqs[0], weights='first')
-    start(scheduler, 'run', [request], version=1)
-    view = joined(policy[2] | {adapters.SCALE: jnp.full(1, 2.0)}, 4)
-    published = []
-
-    def publish_in_between(*_):
-        if not published:
-            # Another role's weights, and a newer version, can come; that of the rollout has to stay.
-            scheduler.weights.publish('second', view, 2)
-            with pytest.raises(RuntimeError, match='published while'):
-                scheduler.weights.publish('first', view, 3)
-            scheduler.weights.publish('first', view, 4)
-            published.append(1)
-
-    scheduler.pools['first'].on_tokens = publish_in_between
-    ours = scheduler.wait('run')[0]
-    assert published and {t.version for t in ours} == {1}
-    same(ours, play(policy, {('first', 1): [request]}, CONFIG, sharding.make_mesh())['first', 1])

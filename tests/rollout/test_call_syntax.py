@@ -121,7 +121,7 @@ def limited(queries):
 
 
 @pytest.mark.parametrize('syntax', SYNTAXES)
-@pytest.mark.parametrize('limit', [40, 60, 90])
+@pytest.mark.parametrize('limit', [40, 90])
 def test_a_long_observation_keeps_its_end_tags(codec, syntax, limit):
     documents = [[{'title': 'ab', 'text': 'fade "cab" ' * 30}]]
     whole = observation(codec, syntax, documents, 10_000)

@@ -1,6 +1,7 @@
 """Chat templates of others: what they do to messages is done here as well, or they are refused in one line."""
 
 import json
+import pathlib
 import random
 import shutil
 from unittest import mock
@@ -8,6 +9,7 @@ from unittest import mock
 import pytest
 import transformers
 from hard_texts import check_prompts, template_ids
+from refused_calls import check_table
 
 from zeroplay_jax.rollout import prompts, template_process
 from zeroplay_jax.rollout.call_syntax import syntax_of
@@ -48,21 +50,11 @@ def only_roles(*known):
 
 
 ROLES = [
-    pytest.param(only_roles('user', 'assistant', 'environment'), 'environment', id='environment'),
-    pytest.param(only_roles('user', 'assistant', 'observation'), 'observation', id='observation'),
-    pytest.param(only_roles('user', 'assistant'), 'user', id='user'),
-    pytest.param(
-        template(
-            turn="{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
-            "{{ raise_exception('roles must alternate') }}{% endif %}" + TURN
-        ),
-        'user',
-        id='alternating',
-    ),
-    pytest.param(
+    (only_roles('user', 'assistant', 'environment'), 'environment'),
+    (only_roles('user', 'assistant'), 'user'),
+    (
         template(turn="{% if m.role == 'tool' %}{{ m.tool_call_id.x }}{% endif %}" + TURN),
         'environment',
-        id='needs_fields',
     ),
 ]
 
@@ -79,104 +71,90 @@ def test_results_are_written_in_a_role_that_the_template_knows(opened, text, rol
     assert [*codec.render(chat[:1]), *codec.encode_plain('b'), *suffix] == whole
 
 
-CHANGED = {
-    'trim': 'm.content | trim',
-    'left': 'm.content.lstrip()',
-    'right': 'm.content.rstrip()',
-    'newlines': r"m.content.strip('\n')",
-    'json': 'm.content | tojson',
-    'ascii': 'm.content | tojson(ensure_ascii=True)',
-    'trimmed_json': 'm.content | trim | tojson',
-    'html': 'm.content | e',
-    'indented': "m.content + ''",
-}
+CHANGED = [
+    'm.content | trim',
+    'm.content.lstrip()',
+    r"m.content.strip('\n')",
+    'm.content | trim | tojson(ensure_ascii=True)',
+    'm.content | e',
+]
 
 
 @pytest.mark.fault('third-10', 'templates that trim or escape the text of messages')
 @pytest.mark.parametrize('change', CHANGED)
 def test_texts_are_trimmed_and_escaped_as_the_template_does_it(opened, change):
-    codec = opened(template(CHANGED[change]))
-    forms = ('{question}', 'x {question}\n', ' {tools}{question}')
-    check_prompts(codec, reference_of(codec), random.Random(change), forms, 40, tools='\n')
+    codec = opened(template(change))
+    forms = ('{question}', ' {tools}{question}\n')
+    check_prompts(codec, reference_of(codec), random.Random(change), forms, 30, tools='\n')
 
 
-WRONG = {
-    'blank': ('\n', 'does not write every text'),
-    'constant': ('<|im_start|>user\nhello<|im_end|>\n', 'does not write every text'),
-    'dropped': (only_roles('system'), 'does not write every text'),
-    'cut': (template('m.content[:100]'), 'becomes'),
-    'upper': (template('m.content | upper'), 'does not write every text'),
-    'reversed': (template('m.content | reverse'), 'does not write every text'),
-    'doubled': (template('m.content ~ m.content'), 'does not write every text'),
-    'words': (template("m.content.split() | join(' ')"), "' .* becomes 'blanks around"),
-    'replaced': (template("m.content | replace('<', '&lt;')"), 'becomes'),
-    'list': (template('m.content[0].text'), 'does not write every text'),
-    'short': (template("m.content if m.content | length > 3 else 'x'"), "'a' becomes 'x'"),
-    'question mark': (
-        template("m.content if m.content.endswith('?') else m.content ~ '?'"),
-        'becomes',
-    ),
-    'capitals': (
-        template('(m.content | capitalize) if m.content.isupper() else m.content'),
-        "'CAPITALS' becomes",
-    ),
-    'three words': (
-        template("'three' if m.content.split() | length == 3 else m.content"),
-        "becomes 'three'",
-    ),
-    'links': (template('m.content | urlize'), 'becomes'),
-    'a hint for questions': (
-        template("m.content ~ (' Be brief.' if m.content[-1:] == '?' and m.content | length > 40)"),
-        'becomes',
-    ),
-    'cut in the middle': (template('m.content[:3000] if m.content | length < 9999'), 'becomes'),
-    'cut far': (template('m.content[:12000]'), 'becomes'),
-    'random': (template('(range(1000) | random) ~ m.content'), 'at every call'),
-    'clock': (template("strftime_now('%H:%M:%S') ~ m.content"), 'the time of the day'),
-    'address': (template('(raise_exception | string) ~ m.content'), 'at every call'),
-    'huge': (template("m.content ~ 'x' * 2000000"), 'writes 2,000,0.* characters'),
-    'raises': (template("raise_exception('no\nway')"), 'no'),
-    'undefined': (template('m.content + undefined_name.x'), 'undefined_name'),
-    'syntax': ('{% for', 'cannot be used'),
-    'long': ('{#' + "\\'" * 200_000 + '#}' + template(), 'has 400,'),
+CLOCK = {
+    'type': 'function',
+    'function': {'name': 'clock', 'description': 'the time', 'parameters': {'type': 'object'}},
 }
+# As Qwen's: schemas follow the system message, or are one.
+SCHEMAS = (
+    "{% if messages[0].role == 'system' %}{% set lead = messages[0].content ~ '\n' %}{% set messages = messages[1:] %}"
+    "{% else %}{% set lead = '' %}{% endif %}{% if lead or tools %}<|im_start|>system\n{{ lead }}"
+    '{% for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}'
+)
+# Of a single turn of a user.
+NO_TOOLS = template(
+    turn="{% if m.role not in ('user', 'assistant') %}{{ raise_exception('only users') }}"
+    "{% elif loop.index0 > 1 %}{{ raise_exception('one turn') }}{% endif %}" + TURN
+)
+
+
+def asked(question='q', **keys):
+    return prompts.fill(prompts.Prompt('{question}', **keys), question=question)
+
+
+def test_other_templates_are_refused_as_the_table_says(folder, opened, tmp_path):
+    config = json.loads((folder / 'config.json').read_text())
+
+    def end_of_turn(value, name='generation_config'):
+        shutil.rmtree(tmp_path / 'policy', ignore_errors=True)
+        fields = {'eos_token_id': value}
+        return opened(template(), **{name: config | fields if name == 'config' else fields})
+
+    def rendered(text, schemas, **keys):
+        shutil.rmtree(tmp_path / 'policy', ignore_errors=True)
+        return opened(text).render(asked(**keys), schemas)
+
+    names = globals() | dict(opened=opened, end_of_turn=end_of_turn, rendered=rendered)
+    check_table(pathlib.Path(__file__).with_name('wrong_templates.txt'), names, tmp_path)
 
 
 @pytest.mark.fault('new-templates', 'templates that lose or change messages, or cannot be repeated')
-@pytest.mark.parametrize('kind', WRONG)
-def test_other_templates_are_refused(opened, kind):
-    text, reason = WRONG[kind]
-    with pytest.raises(UserError, match=reason) as refusal:
+@pytest.mark.parametrize(
+    'text,reason',
+    [
+        (template('(range(1000) | random) ~ m.content'), 'at every call'),
+        (template("strftime_now('%H:%M:%S') ~ m.content"), 'the time of the day'),
+    ],
+)
+def test_a_template_that_cannot_be_repeated_is_refused(opened, text, reason):
+    with pytest.raises(UserError, match=f'chat_template.jinja: the chat template.*{reason}'):
         opened(text)
-    assert 'chat_template.jinja: the chat template' in str(refusal.value)
-    assert '\n' not in str(refusal.value)
 
 
 # Each takes seconds or gigabytes in one line of a template, or in many.
-BOUNDLESS = {
-    'loops': '{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}',
-    'lipsum': '{{ lipsum(n=3000000) }}',
-    'chains': "{{ range(99999) | map('center', 99999) | map('length') | sum }}",
-    'squaring': '{% set n = namespace(x=7) %}{% for i in range(40) %}{% set n.x = n.x * n.x %}{% endfor %}',
-    'batch': '{{ [0] | batch(300000000, 0) | list | length }}',
-    'slice': '{{ range(9) | slice(300000000) | list | length }}',
-    'date': "{{ strftime_now('%Y' * 100000000) | length }}",
-    'doubling': "{% set n = namespace(x='x') %}{% for i in range(40) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
-    'constant': "{{ ('x' * 10 ** 9) ~ ('y' * 10 ** 9) }}",
+BOUNDLESS = [
+    '{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}',
+    '{% set n = namespace(x=7) %}{% for i in range(40) %}{% set n.x = n.x * n.x %}{% endfor %}',
+    "{% set n = namespace(x='x') %}{% for i in range(40) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
     # Only chats of one role take long.
-    'one role': "{% for m in messages if m.role == 'tool' %}"
+    "{% for m in messages if m.role == 'tool' %}"
     "{{ range(99999) | map('center', 999999) | map('length') | sum }}{% endfor %}",
-}
+]
 
 
-@pytest.mark.parametrize(
-    'kind', [pytest.param(name, marks=pytest.mark.fault('nov29-C5', name)) for name in BOUNDLESS]
-)
-def test_templates_without_end_are_refused(opened, monkeypatch, kind):
+@pytest.mark.fault('nov29-C5', 'templates without end')
+@pytest.mark.parametrize('text', BOUNDLESS)
+def test_templates_without_end_are_refused(opened, monkeypatch, text):
     monkeypatch.setattr(template_process, 'MOST_SECONDS', 1.0)
-    with pytest.raises(UserError, match='ended; a template may take 1 s of CPU') as refusal:
-        opened(BOUNDLESS[kind] + template())
-    assert '\n' not in str(refusal.value)
+    with pytest.raises(UserError, match='^.*ended; a template may take 1 s of CPU.*$'):
+        opened(text + template())
     # The next template has a process again.
     opened(template())
 
@@ -215,7 +193,7 @@ def test_an_interrupted_chat_is_no_reply_to_the_next_one(monkeypatch):
 
 
 @pytest.mark.fault('kin-results', 'a template that writes one of several results otherwise')
-@pytest.mark.parametrize('which', ['loop.index0 == 2', 'loop.last', 'loop.index > 5'])
+@pytest.mark.parametrize('which', ['loop.last', 'loop.index > 5'])
 def test_results_that_are_not_written_alike_are_not_messages(opened, which):
     mark = "{% if m.role == 'tool' and WHICH %}<results>{% endif %}".replace('WHICH', which)
     codec = opened(template(turn=mark + TURN.replace('TEXT', 'm.content')))
@@ -233,30 +211,17 @@ def test_words_that_a_template_looks_for_are_named(opened):
     assert 'alpha' in note and 'beta' in note
 
 
-ADDED = {
-    'a hint at the end': (template("m.content ~ (' /no_think' if loop.last)"), "'/no_think'"),
-    'a beginning': (
-        template("('Question: ' if loop.first and m.role == 'user') ~ m.content"),
-        "'Question:'",
-    ),
-    'a system message': (
-        '<|im_start|>system\nYou are a pirate.<|im_end|>\n' + template(),
-        "'You are a pirate.'",
-    ),
-    'both ends': (
-        '{{ messages | length }} turns\n' + template("m.content ~ ' Be brief.'"),
-        "'1 turns' and 'Be brief.'",
-    ),
-    'a byte order mark': ('\ufeff' + template(), r"'\ufeff'"),
-}
+ADDED = [
+    ("('Question: ' if loop.first and m.role == 'user') ~ m.content", '', "'Question:'"),
+    ("m.content ~ ' Be brief.'", '{{ messages | length }} turns\n', "'1 turns' and 'Be brief.'"),
+    ('m.content', '\ufeff', r"'\ufeff'"),
+]
 
 
-@pytest.mark.parametrize(
-    'what', [pytest.param(name, marks=pytest.mark.fault('user-14', name)) for name in ADDED]
-)
-def test_words_that_a_template_adds_are_said(opened, what):
-    text, words = ADDED[what]
-    (note,) = opened(text).template.notes
+@pytest.mark.fault('user-14', 'templates that add words')
+@pytest.mark.parametrize('text,before,words', ADDED)
+def test_words_that_a_template_adds_are_said(opened, text, before, words):
+    (note,) = opened(before + template(text)).template.notes
     assert note.endswith(f'the chat template adds {words} to questions')
     assert opened(template()).template.notes == []
 
@@ -268,16 +233,6 @@ def test_a_missing_header_is_said(opened):
     assert "prompts end without '<|im_start|>assistant'" in note
 
 
-NO_TOOLS = (
-    (
-        "{% for m in messages %}{% if m.role not in ('user', 'assistant') %}{{ raise_exception('only users') }}"
-        "{% elif loop.index0 > 1 %}{{ raise_exception('one turn') }}{% endif %}" + TURN
-    ).replace('TEXT', 'm.content')
-    + '{% endfor %}'
-    + HEADER
-)
-
-
 def test_a_template_of_a_single_turn_has_no_role_for_results(opened):
     codec = opened(NO_TOOLS)
     assert codec.template.tool_role == '' and 'only users' in codec.template.tool_error
@@ -285,36 +240,20 @@ def test_a_template_of_a_single_turn_has_no_role_for_results(opened):
 
 END = '<|endoftext|>'
 # (chat template, fields of files); a name of a token stands for its id.
-ENDS = {
-    'template': (template(turn=TURN.replace('<|im_end|>', END)), {}),
-    'config': (template(), {'config': {'eos_token_id': END}}),
-    'text_config': (template(), {'config': {'text_config': {'eos_token_id': END}}}),
-    'last': (
-        template(
-            turn=TURN.replace('<|im_end|>', "{{ '<|endoftext|>' if loop.last else '<|im_end|>' }}")
-        ),
-        {},
-    ),
-    'generation': (template(), {'generation_config': {'eos_token_id': [END, END]}}),
-    # A control token ends a turn wherever it is named.
-    'both': (
-        template(),
-        {'config': {'eos_token_id': END}, 'generation_config': {'eos_token_id': '<|im_end|>'}},
-    ),
+ENDS = [
+    (template(turn=TURN.replace('<|im_end|>', END)), {}),
+    (template(), {'config': {'text_config': {'eos_token_id': END}}}),
+    (template(), {'generation_config': {'eos_token_id': [END, END]}}),
     # An ordinary word of a stale config.json ends no turn where generation_config.json names the ends.
-    'stale': (
-        template(),
-        {'config': {'eos_token_id': 2}, 'generation_config': {'eos_token_id': END}},
-    ),
-}
+    (template(), {'config': {'eos_token_id': 2}, 'generation_config': {'eos_token_id': END}}),
+]
 
 
 @pytest.mark.fault(
     'third-7', 'ends of turns in the template, config.json and generation_config.json'
 )
-@pytest.mark.parametrize('place', ENDS)
-def test_every_end_of_turn_stops(folder, codec, opened, place):
-    text, files = ENDS[place]
+@pytest.mark.parametrize('text,files', ENDS)
+def test_every_end_of_turn_stops(folder, codec, opened, text, files):
     content = json.dumps(files)
     for token in (END, '<|im_end|>'):
         content = content.replace(json.dumps(token), str(codec.encode(token)[0]))
@@ -324,15 +263,6 @@ def test_every_end_of_turn_stops(folder, codec, opened, place):
     ends = {'<|im_end|>', END}
     ids = opened(text, **files).eos_ids
     assert {codec.decode([token]) for token in ids} == ends
-
-
-@pytest.mark.fault('new-eos', 'ids of ends of turns that are none')
-@pytest.mark.parametrize('value', [1.5, -1, True, 10**8, '</s>', [1, 2.5], {'a': 1}])
-@pytest.mark.parametrize('name', ['generation_config', 'config'])
-def test_ids_that_are_none_are_refused(folder, opened, name, value):
-    config = json.loads((folder / 'config.json').read_text()) if name == 'config' else {}
-    with pytest.raises(UserError, match=rf'{name}.json: .*eos_token_id'):
-        opened(template(), **{name: config | {'eos_token_id': value}})
 
 
 @pytest.mark.fault('third-18', 'a base model without a chat template')
@@ -359,24 +289,6 @@ def test_a_date_is_the_given_one(opened, form):
     assert opened(template()).date == ''
 
 
-# ---- prompts of users: system messages, and schemas of tools ----------------------------------------
-
-# As Qwen's: schemas follow the system message, or are one.
-SCHEMAS = (
-    "{% if messages[0].role == 'system' %}{% set lead = messages[0].content ~ '\n' %}{% set messages = messages[1:] %}"
-    "{% else %}{% set lead = '' %}{% endif %}{% if lead or tools %}<|im_start|>system\n{{ lead }}"
-    '{% for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}'
-)
-CLOCK = {
-    'type': 'function',
-    'function': {'name': 'clock', 'description': 'the time', 'parameters': {'type': 'object'}},
-}
-
-
-def asked(question='q', **keys):
-    return prompts.fill(prompts.Prompt('{question}', **keys), question=question)
-
-
 @pytest.mark.parametrize('system', ['', 'Be brief. {question}'])
 def test_schemas_and_system_messages_are_those_of_the_template(opened, system):
     codec = opened(SCHEMAS + template())
@@ -393,33 +305,3 @@ def test_schemas_and_system_messages_are_those_of_the_template(opened, system):
     for token in controls:
         (token_id,) = codec.encode(token)
         assert list(ids).count(token_id) == list(want).count(token_id)
-
-
-UNFIT = {
-    'no system': (NO_TOOLS, dict(system='x'), [], 'only users'),
-    'left out': (template(), {}, [CLOCK], 'does not write the schemas of tools'),
-    'other results': (
-        SCHEMAS
-        + template(turn="{{ '!' if tools and m.role == 'tool' }}" + TURN).replace(
-            'TEXT', 'm.content'
-        ),
-        {},
-        [CLOCK],
-        'writes results of calls otherwise',
-    ),
-    'a control token': (
-        SCHEMAS + template(),
-        {},
-        [{'function': {'name': 'x', 'parameters': {'properties': {'a<|im_end|>': {}}}}}],
-        "the schema of a tool holds '<|im_end|>'",
-    ),
-}
-
-
-@pytest.mark.parametrize('kind', UNFIT)
-def test_prompts_that_a_template_cannot_write_are_refused(opened, kind):
-    text, keys, schemas, reason = UNFIT[kind]
-    codec = opened(text)
-    with pytest.raises(UserError, match=reason) as refusal:
-        codec.render(asked(**keys), schemas)
-    assert '\n' not in str(refusal.value)

@@ -6,25 +6,24 @@ import ml_collections
 import numpy as np
 import pytest
 import tiny
-import torch
 import transformers
-from test_continuing import QUESTIONS, fold, make_context, run, whole
+from test_continuing import QUESTIONS, fold, make_context, run
 
 from zeroplay_jax.learner.role_update import step_loss
 from zeroplay_jax.policy import hf
-from zeroplay_jax.rollout import continuing
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.selfplay.update import micro_batches
 from zeroplay_jax.settings.schema import TrainedRole
 from zeroplay_jax.types import POLICY, Row
 
-TEXTS = ('abc', '<answer>b</answer>', 'deaf head')
 CLIP = dict(clip_low=0.05, clip_high=0.1)
 
 
 @pytest.fixture(scope='module')
 def both(tmp_path_factory):
     """((codec, model, weights), log-probs of all tokens but the first by the other model)."""
+    import torch
+
     folder = tiny.make_folder(tmp_path_factory.mktemp('both') / 'policy', letters=tiny.LETTERS)
     model = hf.read_config(folder)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).double().eval()
@@ -41,36 +40,7 @@ def both(tmp_path_factory):
     return (Codec(folder), model, hf.load(folder, model)), log_probs
 
 
-def test_log_probs_after_a_fork(both):
-    policy, log_probs = both
-    context, _ = make_context(policy)
-
-    async def episode(number):
-        trunk = await whole(context, number)
-        forks = await context.fork('whole', (4, number), trunk, 2, keep=[0], note='a')
-        options = dict(keep=[0], note='bad')
-        asked = 'whole', (5, number), TEXTS, forks[1]
-        return forks, await context.log_probs_after(*asked, **options)
-
-    # Their first turns are calls.
-    for forks, given in run(context, *(episode(number) for number in (0, 2))):
-        for fork in forks:
-            sampled = fork.source[1:] == POLICY
-            np.testing.assert_allclose(
-                fork.logp[1:][sampled], log_probs(fork.tokens)[sampled], atol=1e-5
-            )
-        # In front of a text: the fork up to the reply to its first turn, and the note as a message.
-        kept = continuing.cut(forks[1], [0])
-        before = [*kept.tokens, *continuing.note_ids(kept, context.roles['whole'].env, 'bad')]
-        for text, logp in zip(TEXTS, given, strict=True):
-            expected = log_probs([*before, *context.roles['whole'].env.turn_ids(text)])[
-                len(before) - 1 :
-            ]
-            np.testing.assert_allclose(logp, expected, atol=1e-5)
-
-
-@pytest.mark.parametrize('loss', ['token_pg', 'sequence_pg'])
-def test_the_loss_of_folded_rollouts(both, loss):
+def test_the_loss_of_folded_rollouts_reads_the_ratio_of_all_their_contexts(both):
     policy, log_probs = both
     context, _ = make_context(policy)
     folded = run(context, *(fold(context, number) for number in range(len(QUESTIONS))))
@@ -89,14 +59,12 @@ def test_the_loss_of_folded_rollouts(both, loss):
         for each in contexts:
             sampled = each.source[1:] == POLICY
             log_ratios += list(log_probs(each.tokens)[sampled] - each.logp[1:][sampled])
-        if loss == 'sequence_pg':
-            log_ratios = [np.mean(log_ratios)]
-        ratio = np.exp(log_ratios)
+        ratio = np.exp(np.mean(log_ratios))
         clipped = np.clip(ratio, 1 - CLIP['clip_low'], 1 + CLIP['clip_high'])
-        losses.append(np.mean(np.maximum(-advantage * ratio, -advantage * clipped)))
+        losses.append(max(-advantage * ratio, -advantage * clipped))
     assert any(len(row.trajectory.contexts) == 3 for row in rows)
     settings = ml_collections.ConfigDict(TrainedRole().model_dump())
-    settings.update(loss=loss, aggregation='seq_mean_token_mean', kl_coef=0.0, **CLIP)
+    settings.update(loss='sequence_pg', aggregation='seq_mean_token_mean', kl_coef=0.0, **CLIP)
     batches = micro_batches(rows, settings, (2, 240))
     value, _ = step_loss(policy[1], settings, policy[2], policy[2], batches)
     np.testing.assert_allclose(float(value), np.mean(losses), rtol=1e-4)

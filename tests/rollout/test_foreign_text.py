@@ -72,38 +72,21 @@ def quoted_text(words):
 
 
 @pytest.mark.parametrize('syntax', SYNTAXES)
-@pytest.mark.parametrize('tokens', [1_000, 2_000, 4_000, 8_000])
-@pytest.mark.parametrize('limit', [120, 512])
-def test_the_end_of_a_long_observation_is_lost_and_nothing_else(codec, syntax, tokens, limit):
-    text = quoted_text(tokens // 4)
+def test_the_end_of_a_long_observation_is_lost_and_nothing_else(codec, syntax):
     calls = syntax_of(syntax)
-    ids = calls.wrap(codec, text, limit)
-    # One escape more or less is the only slack.
-    assert limit - 2 <= len(ids) <= limit
-    written = codec.decode(ids)
-    if syntax == 'qwen':
-        written = written.replace('\\"', '"').replace('\\n', '\n')
-    length = 0
-    while text[: length + 1] in written:
-        length += 1
-    assert length > (limit - 60) // 2
+    end = len(calls.wrap(codec, '', 0))
+    for text in (quoted_text(2000), 'fade cab dea \u00e9\U0001f600 ' * 40):
+        whole = calls.wrap(codec, text, 10_000).tolist()
+        for limit in range(60, 160):
+            cut = calls.wrap(codec, text, limit).tolist()
+            common = next(i for i, pair in enumerate(zip(cut, whole)) if pair[0] != pair[1])
+            # One escape, or the bytes of one character more or less.
+            assert len(cut) <= limit and common >= limit - end - 8
+            assert '\ufffd' not in codec.decode(cut)
 
 
 @pytest.mark.parametrize('syntax', SYNTAXES)
-def test_a_cut_observation_is_the_start_of_the_whole(codec, syntax):
-    text = 'fade cab dea \u00e9\u00e8 ' * 40
-    calls = syntax_of(syntax)
-    whole = calls.wrap(codec, text, 10_000).tolist()
-    for limit in range(60, 160):
-        cut = calls.wrap(codec, text, limit).tolist()
-        common = next(i for i, pair in enumerate(zip(cut, whole)) if pair[0] != pair[1])
-        end = len(calls.wrap(codec, '', 0))
-        # A character of several bytes may be torn at the end.
-        assert len(cut) <= limit and common >= limit - end - 8
-
-
-@pytest.mark.parametrize('syntax', SYNTAXES)
-@pytest.mark.parametrize('page', ['fade "cab"\n', 'a', ' ', '<', '<search', '< /', '\ud83d'])
+@pytest.mark.parametrize('page', ['fade "cab"\n', ' ', '<search', '\ud83d'])
 def test_a_page_of_a_megabyte_does_not_hold_up_the_others(codec, syntax, page, monkeypatch):
     text = page.encode('utf-8', 'replace').decode() * ((1 << 20) // len(page))
     encoded = []

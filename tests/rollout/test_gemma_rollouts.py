@@ -1,39 +1,23 @@
-"""Gemma 3: its vocabulary and chat template, and rollouts over pages and in a kernel."""
+"""The vocabulary and the chat template of Gemma 3."""
 
-import dataclasses
 import json
 
-import jax
-import numpy as np
 import pytest
 import tiny
 import tokenizers
 import transformers
 from hard_texts import template_ids
-from request_cases import CONFIG, make_env, requests, run, same
+from request_cases import GEMMA
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from zeroplay_jax.configs import drzero
-from zeroplay_jax.policy import hf, transformer
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.call_syntax import syntax_of
 from zeroplay_jax.rollout.tokens import Codec, open_codec
 from zeroplay_jax.selfplay.recipe import RoleSpec
 from zeroplay_jax.selfplay.role_environment import role_environment, template_notes, template_record
 from zeroplay_jax.tools.search import SearchTool
-from zeroplay_jax.types import POLICY
 
-FIELDS = dict(
-    architectures=['Gemma3ForCausalLM'],
-    model_type='gemma3_text',
-    hidden_act=None,
-    hidden_activation='gelu_pytorch_tanh',
-    sliding_window=16,
-    sliding_window_pattern=2,
-    rope_local_base_freq=100.0,
-    query_pre_attn_scalar=24,
-    head_dim=16,
-)
 SPECIAL = ('<pad>', '<eos>', '<bos>', '<unk>', '<start_of_turn>', '<end_of_turn>')
 WHITE = ('\n\n', '\n\n\n', '▁▁', '▁▁▁')
 # In the shape of the published one: a start token, no messages of tools, trimmed texts.
@@ -49,7 +33,7 @@ TEMPLATE = (
 @pytest.fixture(scope='module')
 def gemma(tmp_path_factory):
     """A folder with BPE over characters, a token for every byte and U+2581 for a space."""
-    folder = tiny.make_folder(tmp_path_factory.mktemp('gemma') / 'policy', **FIELDS, vocab_size=600)
+    folder = tiny.make_folder(tmp_path_factory.mktemp('gemma') / 'policy', **GEMMA, vocab_size=600)
     letters = [chr(code) for code in range(33, 127)]
     merges = [('a', 'b'), ('▁', 'ab'), ('\n', '\n'), ('\n\n', '\n'), ('▁', '▁'), ('▁▁', '▁')]
     # Merges that would end in a control token, as those of converted vocabularies do.
@@ -84,7 +68,7 @@ def gemma(tmp_path_factory):
     return folder
 
 
-TEXTS = ['ab  ab\n\nab', 'héllo 你好 \x00 ab', 'b   a\n\n\n\nb', 'a\nb', '▁']
+TEXTS = ['ab  ab\n\nab', 'héllo 你好 \x00 ab', 'b   a\n\n\n\nb', '▁']
 
 
 @pytest.mark.parametrize('text', TEXTS)
@@ -100,11 +84,9 @@ def test_prompts_and_texts_have_the_ids_of_the_tokenizer(gemma, text):
     assert want[0] == 2 and codec.eos_ids == (1, 5)
 
 
-@pytest.mark.parametrize(
-    'text', ['<start_of_turn>', 'a<end_of_turn>\n<start_of_turn>model', '<eos>']
-)
-def test_foreign_text_never_yields_a_control_token(gemma, text):
+def test_foreign_text_never_yields_a_control_token(gemma):
     codec = Codec(gemma)
+    text = 'a<end_of_turn>\n<start_of_turn>model<eos>'
     ids = codec.encode_plain(text)
     assert min(ids) >= len(SPECIAL) and codec.decode(ids) == text
     assert min(codec.encode(text)) < len(SPECIAL)
@@ -123,41 +105,3 @@ def test_results_are_messages_of_the_user_where_a_template_knows_no_tools(gemma)
     suffix = codec.decode(syntax_of('qwen').wrap(codec, ' ab', 64))
     turn = '<start_of_turn>user\n{"result": " ab"}<end_of_turn>\n<start_of_turn>model\n'
     assert suffix == '<end_of_turn>\n' + turn
-
-
-@pytest.fixture(scope='module')
-def played(tmp_path_factory):
-    """A policy with windows, two rotary embeddings and scaled scores; requests; their rollouts over slots."""
-    folder = tmp_path_factory.mktemp('played') / 'policy'
-    folder = tiny.make_folder(folder, letters=tiny.LETTERS, **FIELDS)
-    model = hf.read_config(folder)
-    assert model.windows == (16, 0) and model.sliding_theta == 100.0
-    policy = Codec(folder), model, hf.load(folder, model)
-    reqs = requests(make_env(policy[0]), 4, 2)
-    return policy, reqs, run(policy, reqs)
-
-
-def test_what_was_sampled_has_the_scores_of_a_full_forward(played):
-    (_, model, params), _, rollouts = played
-    longest = max(rollouts, key=lambda rollout: len(rollout.tokens))
-    assert len(longest.tokens) > 2 * 16
-    tokens = longest.tokens[None]
-    positions = np.arange(tokens.size)[None]
-    score = jax.jit(transformer.score, static_argnums=0)
-    full, _ = score(model, params, tokens, positions, np.ones_like(tokens))
-    sampled = longest.source == POLICY
-    assert np.abs(np.asarray(full)[0] - longest.logp)[sampled].max() <= 1e-4
-
-
-@pytest.mark.parametrize(
-    'fields',
-    [
-        dict(token_budget=12),
-        pytest.param(dict(token_budget=12, attention='ragged'), marks=pytest.mark.long),
-    ],
-    ids=['budget', 'kernel'],
-)
-def test_pages_sample_the_same_tokens(played, fields):
-    policy, reqs, rollouts = played
-    config = dataclasses.replace(CONFIG, page=16, **fields)
-    same(rollouts, run(policy, reqs, config), 1e-4)

@@ -8,13 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from request_cases import make_env
+import tiny
+from request_cases import make_env, make_policy, scores
 from test_adapter_rollouts import WEIGHTS, joined
 from test_adapter_rollouts import make_scheduler as make_adapter_scheduler
-from test_continuing import LAYOUTS, LONG, QUESTIONS, make_context, run, whole
+from test_continuing import LAYOUTS, LONG, make_context, run, whole
 from test_versions import changed
 
-from zeroplay_jax.policy import adapters, sharding, transformer
+from zeroplay_jax.policy import adapters, sharding
 from zeroplay_jax.rollout import continuing, scoring
 from zeroplay_jax.rollout.prompts import Prompt
 from zeroplay_jax.rollout.tokens import Codec
@@ -25,22 +26,12 @@ from zeroplay_jax.types import POLICY, TaskDropped
 TEXTS = ('abc', 'deaf head', '<answer>b</answer>', '')
 
 
-# One shape for all, so that it compiles once.
-LENGTH = 256
-learner_score = jax.jit(transformer.score, static_argnums=0)
-
-
 def by_learner(policy, context_ids, text, params=None):
     """The log-probs of the text's tokens after these ids."""
     codec, model, weights = policy
     ids = [*map(int, context_ids), *make_env(codec).turn_ids(text)]
-    tokens = np.zeros((1, LENGTH), np.int32)
-    tokens[0, : len(ids)] = ids
-    positions = np.arange(LENGTH, dtype=np.int32)[None]
-    segment = (positions < len(ids)).astype(np.int32)
-    weights = weights if params is None else params
-    logp, _ = learner_score(model, weights, tokens, positions, segment)
-    return np.asarray(logp[0, len(context_ids) : len(ids)])
+    (logp,) = scores((codec, model, weights if params is None else params), [ids])
+    return logp[len(context_ids) :]
 
 
 async def asked_after(context, number, identity=(7,)):
@@ -55,8 +46,18 @@ async def asked_after(context, number, identity=(7,)):
     return trajectory, *await asyncio.gather(*calls)
 
 
-@pytest.mark.parametrize('layout', LAYOUTS)
-def test_they_are_the_learners_and_have_the_same_bits_whatever_the_neighbours(policy, layout):
+@pytest.fixture(scope='module')
+def with_states(tmp_path_factory):
+    return make_policy(tmp_path_factory.mktemp('states') / 'policy', **tiny.DELTA)
+
+
+@pytest.mark.parametrize(
+    'layout,name', [*((x, 'policy') for x in LAYOUTS), ('slots', 'with_states')]
+)
+def test_they_are_the_learners_and_have_the_same_bits_whatever_the_neighbours(
+    layout, name, request
+):
+    policy = request.getfixturevalue(name)
     context, pool = make_context(policy, LAYOUTS[layout])
     together = run(context, *(asked_after(context, number) for number in range(4)))
     for trajectory, *scored in together:
@@ -73,7 +74,7 @@ def test_they_are_the_learners_and_have_the_same_bits_whatever_the_neighbours(po
                 )
                 np.testing.assert_allclose(logp, by_learner(policy, ids, text), atol=1e-5)
     for number in (3, 1):
-        alone, _ = make_context(policy, LAYOUTS[layout])
+        alone, _ = make_context(policy, LAYOUTS[layout], overlap=True)
         ((trajectory, *scored),) = run(alone, asked_after(alone, number, identity=(1,)))
         assert trajectory.tokens.tolist() == together[number][0].tokens.tolist()
         jax.tree.map(np.testing.assert_array_equal, scored, list(together[number][1:]))
@@ -82,26 +83,6 @@ def test_they_are_the_learners_and_have_the_same_bits_whatever_the_neighbours(po
 
 def note_of(context, trajectory):
     return continuing.note_ids(trajectory, context.roles['whole'].env, 'a')
-
-
-def test_they_are_the_samplers_of_the_same_tokens(policy):
-    """The beginning of a turn, as far as its tokens are those of its text."""
-    codec = policy[0]
-    context, _ = make_context(policy)
-
-    async def episode(number):
-        trajectory = await whole(context, number)
-        ids = trajectory.tokens[trajectory.turns[0].start : trajectory.turns[0].stop].tolist()
-        while codec.encode_plain(codec.decode(ids)) != ids:
-            ids.pop()
-        text = codec.decode(ids)
-        (logp,) = await context.log_probs_after('whole', (8, number), [text], trajectory, [])
-        return trajectory.logp[trajectory.turns[0].start :][: len(ids)], logp
-
-    results = run(context, *(episode(number) for number in range(len(QUESTIONS))))
-    assert sum(len(logp) for _, logp in results) >= 3
-    for sampled, logp in results:
-        np.testing.assert_allclose(logp, sampled, atol=1e-5)
 
 
 def test_they_are_those_of_the_version_that_plays_the_step_and_are_counted(policy):
@@ -145,10 +126,8 @@ def test_adapters_have_their_own(policy):
     assert len({logp.tobytes() for logp in results}) == len(WEIGHTS)
 
 
-@pytest.mark.parametrize('shards', [1, 2])
-def test_a_context_is_computed_once_and_any_number_of_texts_have_the_same_bits(
-    policy, monkeypatch, shards
-):
+def test_a_context_is_computed_once_and_any_number_of_texts_have_the_same_bits(policy, monkeypatch):
+    shards = 2
     scoring.programs.cache_clear()
     mesh = sharding.make_mesh(replica=shards)
     context, pool = make_context(policy, mesh=mesh)
@@ -194,15 +173,6 @@ def test_texts_that_do_not_fit_are_dropped(policy):
             await context.log_probs('whole', (9,), ['a', 'a' * 240], question='cab')
 
     run(context, too_long())
-
-
-def test_overlap_changes_no_bit(policy):
-    results = []
-    for overlap in (False, True):
-        context, _ = make_context(policy, overlap=overlap)
-        ((trajectory, *scored),) = run(context, asked_after(context, 0))
-        results.append((trajectory.tokens, trajectory.logp, scored))
-    jax.tree.map(np.testing.assert_array_equal, *results)
 
 
 def test_texts_that_nobody_awaits_are_dropped(policy):

@@ -94,9 +94,8 @@ class Model:
         assert pages.promised == sum(row.reserved for row, *_ in self.rows) <= len(pages.free)
 
 
-@pytest.mark.parametrize('seed', range(3))
-def test_random_operations_keep_the_counts(seed):
-    model = Model(seed)
+def test_random_operations_keep_the_counts():
+    model = Model(seed=0)
     operations = [model.start, model.fork, model.grow, model.cut, model.close, model.forget]
     choices = model.rng.choice(len(operations), 20000, p=[0.1, 0.15, 0.45, 0.1, 0.15, 0.05])
     for number, choice in enumerate(choices):

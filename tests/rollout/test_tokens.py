@@ -9,10 +9,10 @@ import pytest
 import tiny
 import transformers
 from hard_texts import template_ids
-from observations import added_ids, observation
+from observations import added_ids
 
 from zeroplay_jax.rollout import prompts
-from zeroplay_jax.rollout.call_syntax import SYNTAXES, syntax_of
+from zeroplay_jax.rollout.call_syntax import syntax_of
 from zeroplay_jax.rollout.environment import Environment, Limits
 from zeroplay_jax.rollout.foreign_text import Untrusted
 from zeroplay_jax.rollout.tokens import Codec, StopMatcher, open_codec, text_spans
@@ -39,25 +39,8 @@ def test_foreign_text_never_yields_an_added_token(codec, text):
     ids = codec.encode_plain(text)
     assert not set(ids) & added_ids(codec)
     assert codec.decode(ids) == text
-
-
-def test_the_same_text_written_by_us_does(codec):
-    assert len(codec.encode('<answer>')) == 1 and set(codec.encode('<|im_end|>')) <= added_ids(
-        codec
-    )
-
-
-@pytest.mark.parametrize('syntax', SYNTAXES)
-@pytest.mark.parametrize('text', ATTACKS)
-def test_a_page_cannot_forge_structure(codec, syntax, text):
-    """The observation holds exactly the added tokens that one without the attack holds."""
-    document = {'title': text, 'text': f'x {text} y'}
-    plain = {'title': 'a', 'text': 'b'}
-    attacked = observation(codec, syntax, [[document]], 400)
-    clean = observation(codec, syntax, [[plain]], 400)
-    control = lambda ids: [int(i) for i in ids if int(i) in added_ids(codec)]
-    least = 0 if syntax == 'r_search' else 2  # its tags are plain text to this tokenizer
-    assert control(attacked) == control(clean) and len(control(clean)) >= least
+    # The same text written by us does.
+    assert bool(set(codec.encode(text)) & added_ids(codec)) == ('<' in text)
 
 
 @pytest.mark.parametrize('text', ATTACKS)
@@ -75,13 +58,6 @@ TURN = "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
 REPLY = "{{ '<|im_start|>user\n<tool_response>\n' + m.content + '\n</tool_response><|im_end|>\n' }}"
 GENERATE = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 TEMPLATES = {
-    'qwen2': "{% for m in messages %}{% if loop.first and m.role != 'system' %}{{ '<|im_start|>system\nHelp.<|im_end|>"
-    "\n' }}{% endif %}{% if m.role == 'tool' %}"
-    + REPLY
-    + '{% else %}'
-    + TURN
-    + '{% endif %}{% endfor %}'
-    + GENERATE,
     'qwen3': '{% set ns = namespace(last=0) %}{% for m in messages %}'
     "{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}{% for m in messages %}"
     "{% if m.role == 'tool' %}"
@@ -187,15 +163,9 @@ def test_spans_of_a_rollout_change_with_the_author_and_are_not_repeated(codec):
     assert [span['tokens'] for span in text_spans(codec, first)][0] == first.tokens[:2].tolist()
 
 
-def test_stop_string_over_several_tokens_and_inside_one(codec):
-    matcher = StopMatcher(codec.token_bytes, ['</search>', 'ca'])
-    ids = codec.encode_plain('de</sea')
-    assert matcher.push(ids) is None
-    keep, text = matcher.push(codec.encode_plain('rch>ab'))
-    assert text == 'de</search>' and keep == len(ids) + len('rch>')
-    matcher = StopMatcher(codec.token_bytes, ['ca'])
+def test_stop_string_inside_a_token_keeps_the_token(codec):
     (token,) = codec.encode_plain('cab')
-    assert matcher.push([token]) == (1, 'ca')
+    assert StopMatcher(codec.token_bytes, ['ca']).push([token]) == (1, 'ca')
 
 
 def test_stop_string_is_found_wherever_the_bursts_are_cut(codec):

@@ -1,7 +1,6 @@
-"""Results of tools cost one device call per step, and a slow call delays no other rollout."""
+"""Results of tools cost one device call per step."""
 
 import dataclasses
-import threading
 import types
 
 import numpy as np
@@ -13,7 +12,7 @@ from zeroplay_jax.rollout.sampler import SamplerConfig
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.selfplay.library import SearchableCorpus, TrainingCorpus
-from zeroplay_jax.tools import registry
+from zeroplay_jax.tools.search import SearchTool
 from zeroplay_jax.types import ToolCall
 
 CONFIG = SamplerConfig(
@@ -58,32 +57,8 @@ class CountedPuts(CountedDevice):
         return super().decode(*arguments)
 
 
-def search_tool(search, concurrent_requests=4):
-    """The tool of a corpus whose search server answers so many requests at once."""
-    source = types.SimpleNamespace(search=search, concurrent_requests=concurrent_requests)
-    return registry.BUILT_IN['search'](None, source)
-
-
 def passages(queries):
     return [[{'id': '1', 'title': query, 'text': 'text'}] for query in queries]
-
-
-def play(tool, count, on_end=lambda: None, workers=None):
-    """(device, trajectories) of `count` rollouts of one sample."""
-    # Turns end at different steps; the first rollout's first turn ends before all others.
-    device = CountedPuts(CONFIG, lambda rollout: [3 + 7 * min(rollout.identity[0], 2)] * TURNS)
-    pool = device.pool = SlotPool(device, seed=0)
-    scheduler = Scheduler({'policy': pool})
-    scheduler.weights.publish('policy', {})
-    if workers is not None:
-        scheduler.workers = workers
-    prompt = np.zeros(9, np.int32)
-    episodes = []
-    for number in range(count):
-        request = Request('policy', prompt, (number,), Talk(number, tool))
-        episodes.append(scheduler.rollout(request))
-    results = scheduler.run(episodes, on_end)
-    return device, [trajectory for (trajectory,) in results]
 
 
 class PromptWorkers:
@@ -108,40 +83,21 @@ class PromptWorkers:
 
 
 def test_results_refusals_and_new_requests_of_a_step_are_put_by_one_call():
-    device, trajectories = play(search_tool(passages), 18, workers=PromptWorkers())
-    assert all(len(trajectory.turns) == TURNS for trajectory in trajectories)
+    # Turns end at different steps; the first rollout's first turn ends before all others.
+    device = CountedPuts(CONFIG, lambda rollout: [3 + 7 * min(rollout.identity[0], 2)] * TURNS)
+    pool = device.pool = SlotPool(device, seed=0)
+    scheduler = Scheduler({'policy': pool})
+    scheduler.weights.publish('policy', {})
+    scheduler.workers = PromptWorkers()
+    tool, prompt = SearchTool(passages), np.zeros(9, np.int32)
+    requests = [Request('policy', prompt, (i,), Talk(i, tool)) for i in range(18)]
+    results = scheduler.run([scheduler.rollout(request) for request in requests])
+    assert all(len(trajectory.turns) == TURNS for (trajectory,) in results)
     assert max(map(len, device.puts)) == 1
     # Some step put results of several tools and refused calls, and some step results and new prompts (from 0 on).
     rows_of_steps = [rows for puts in device.puts for rows in puts]
     assert any(sum(start > 0 for start in rows) >= 3 for rows in rows_of_steps)
     assert any(0 < sum(start > 0 for start in rows) < len(rows) for rows in rows_of_steps)
-
-
-@pytest.mark.parametrize('concurrent_requests', [1, 4])
-def test_a_slow_search_delays_only_its_own_batch(concurrent_requests):
-    """The first search returns when all other rollouts have ended, or when they do not end for a while."""
-    others_ended, ended, searched = threading.Event(), [], []
-
-    def on_end():
-        ended.append(None)
-        if len(ended) == 5:
-            others_ended.set()
-
-    outcome = []
-
-    def search(queries):
-        searched.append(list(queries))
-        if len(searched) == 1:
-            outcome.append(others_ended.wait(timeout=3 if concurrent_requests == 1 else 60))
-        return passages(queries)
-
-    tool = search_tool(search, concurrent_requests)
-    assert tool.workers == concurrent_requests
-    device, trajectories = play(tool, 6, on_end)
-    assert all(len(trajectory.turns) == TURNS for trajectory in trajectories)
-    assert searched[0] == ['0']
-    # With a single worker the others wait; that is why servers get several.
-    assert outcome == [concurrent_requests > 1]
 
 
 def test_an_index_of_this_process_gets_one_worker_and_a_server_its_connections():

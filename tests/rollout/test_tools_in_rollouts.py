@@ -134,23 +134,6 @@ def test_hostile_pages_hold_no_control_token_and_end_no_turn(scripted, played):
     assert len(control(codec, codec.encode(HOSTILE))) > 10
 
 
-def test_slots_and_order_change_no_token(scripted, played):
-    syntax, turns, _, alone = played
-    tools = make_tools()
-    write = syntax_of(syntax).write_call
-    other = [write(tools['open'], {'document': 'id-a b'}), '<answer>x</answer>']
-    third = [write(tools['calculator'], {'expression': '1/0'}), *turns[:2], '<answer>y</answer>']
-    first = play(scripted, syntax, tools, [turns, other, third])
-    assert first[1].turns[0].call.text.startswith('T (page 1 of 2)')
-    assert first[2].turns[0].call.error == 'no_value'
-    assert first[2].turns[2].call.text.startswith('T (page 1 of 2)')
-    again = play(scripted, syntax, tools, [turns, other, third], order=-1, slots=1)
-    for a, b in zip([*first, alone], [*again, again[0]], strict=True):
-        np.testing.assert_array_equal(a.tokens, b.tokens)
-        np.testing.assert_array_equal(a.source, b.source)
-        assert a.turns == b.turns and a.finish == b.finish
-
-
 class Simple(Tool):
     """A tool of a name; every call's result is that of a function, `answer`."""
 
@@ -169,8 +152,7 @@ class Simple(Tool):
         return [self.answer(call) for call in calls]
 
 
-@pytest.mark.parametrize('syntax', SYNTAXES)
-def test_a_slow_tool_does_not_delay_another(scripted, syntax):
+def test_a_slow_tool_does_not_delay_another(scripted):
     """The slow call ends only when another rollout has had two calls of another tool answered."""
     is_open, was_released = threading.Event(), []
 
@@ -185,10 +167,10 @@ def test_a_slow_tool_does_not_delay_another(scripted, syntax):
 
     gate, opener = Simple('gated', wait), Simple('opener', open_gate, n={'type': 'integer'})
     tools = {'gated': gate, 'opener': opener}
-    write = syntax_of(syntax).write_call
+    write = syntax_of('qwen').write_call
     waiting = [write(gate, {}), '<answer>a</answer>']
     running = [write(opener, {'n': n}) for n in (1, 2)] + ['<answer>b</answer>']
-    slow, quick = play(scripted, syntax, tools, [waiting, running])
+    slow, quick = play(scripted, 'qwen', tools, [waiting, running])
     assert was_released == [True]
     assert [t.call.text for t in quick.turns[:-1]] == ['1', '2']
     assert slow.turns[0].call.text == 'gate' and slow.finish == quick.finish == 'answer'
@@ -282,36 +264,6 @@ def test_ids_are_shown_to_roles_with_a_tool_that_takes_them(scripted, tool, has_
     (trajectory,) = play(scripted, 'search_r1', tools, [turns])
     text = trajectory.turns[0].call.text
     assert ('[id id-a b]' in text) == has_ids and 'T a b' in text
-
-
-@pytest.mark.parametrize('syntax', SYNTAXES)
-def test_every_tool_is_explained_and_its_example_can_be_called(scripted, syntax):
-    tools, calls = make_tools(), syntax_of(syntax)
-    text = ''.join(calls.explain(tools))
-    for tool in tools.values():
-        example = calls.write_call(tool, tool.example_arguments)
-        assert tool.introduction in text and example in text
-        call = calls.parse(example, tools)
-        assert call.is_valid and call.tool == tool.name
-        assert any(example.endswith(stop) for stop in calls.stop_strings(tools))
-
-
-@pytest.mark.parametrize('syntax', SYNTAXES)
-def test_an_unknown_tool_is_told_which_there_are(scripted, syntax):
-    tools = make_tools()
-    turns = {
-        'qwen': '<tool_call>{"name": "shell", "arguments": {}}</tool_call>',
-        'olmo': '<function_calls>shell(x=1)</function_calls>',
-    }
-    turn = turns.get(syntax, '<shell>x</shell></open>')
-    (trajectory,) = play(scripted, syntax, tools, [[turn, '<answer>a</answer>']])
-    call = trajectory.turns[0].call
-    if syntax in turns:
-        assert (call.tool, call.error) == ('shell', 'unknown_tool')
-        assert call.text == 'There is no such tool. Available: search, open, calculator.'
-    else:
-        assert (call.tool, call.error) == ('', 'malformed')
-    assert not call.is_valid and trajectory.finish == 'answer'
 
 
 def test_a_message_stands_before_the_results_from_the_last_asked_search_on(scripted):

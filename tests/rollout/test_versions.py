@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from request_cases import (
     CONFIG,
+    check_idle,
     echo,
     flat,
     make_env,
@@ -52,18 +53,20 @@ def of_step(reqs, step):
     return [dataclasses.replace(r, identity=(step, r.identity[1])) for r in reqs]
 
 
-LONG = pytest.mark.long
-
-
-@pytest.mark.parametrize('layout', ['slots', 'pages', pytest.param('shards', marks=LONG)])
-def test_two_versions_in_one_round_have_the_tokens_they_have_alone(policy, layout):
+@pytest.mark.parametrize(
+    'layout,overlap',
+    [('slots', True), ('pages', False), pytest.param('shards', True, marks=pytest.mark.long)],
+)
+def test_two_versions_in_one_round_have_the_tokens_they_have_alone(policy, layout, overlap):
+    """With overlap, a refused call begins its next turn while the chunk of the turn before is unread."""
     codec, model, params = policy
     config, shards = LAYOUTS[layout]
     mesh = sharding.make_mesh(replica=shards)
     params = jax.device_put(params, sharding.replicated(mesh))
     policy = codec, model, params
-    old, new = of_step(requests(make_env(codec), 5), 3), of_step(requests(make_env(codec), 6), 4)
-    scheduler, pool = with_two_versions(policy, config, mesh)
+    env = make_env(codec, max_turns=6)
+    old, new = of_step(requests(env, 5), 3), of_step(requests(env, 6), 4)
+    scheduler, pool = with_two_versions(policy, config, mesh, overlap=overlap)
     start(scheduler, 'first', old, 1)
     start(scheduler, 'second', new, 2)
     together = []
@@ -75,7 +78,8 @@ def test_two_versions_in_one_round_have_the_tokens_they_have_alone(policy, layou
     assert {t.version for t in ours} == {1} and {t.version for t in theirs} == {2}
     same(ours, run(policy, old, config, mesh))
     same(theirs, run((codec, model, changed(params)), new, config, mesh))
-    assert not pool.active and pool.placement.shards[0].is_idle and scheduler._runner is None
+    assert not pool.active and pool.placement.shards[0].is_idle
+    assert scheduler._runner is None and not scheduler._unread
 
 
 def test_a_run_in_progress_continues_with_the_next_call(policy):
@@ -103,7 +107,7 @@ def test_a_run_in_progress_continues_with_the_next_call(policy):
 
 
 def test_an_error_of_any_run_frees_all_slots(policy):
-    scheduler, pool = with_two_versions(policy, MANY)
+    scheduler, pool = with_two_versions(policy, MANY, overlap=True)
     reqs = requests(make_env(policy[0]))
 
     async def bad():
@@ -203,8 +207,7 @@ def test_rollouts_with_overlap_are_the_same_bit_for_bit(policy, config):
     sampled = sum((t.source == POLICY).sum() for t in expected)
     calls = sum(len(t.turns) for t in expected)
     assert sampled <= scheduler.stats['generated_tokens'] <= sampled + calls * config.burst
-    for shard in pool.placement.shards:
-        assert shard.is_idle and shard.allocator.available == shard.allocator.count
+    check_idle(pool)
     if config == FEW_PAGES:
         assert scheduler.stats['evictions']
 
@@ -216,34 +219,3 @@ def test_overlap_with_ends_that_the_host_alone_finds(policy, monkeypatch):
     # A stop string of several tokens has no end token that the device could know.
     monkeypatch.setattr('zeroplay_jax.rollout.slots.end_ids', lambda codec, stops: ())
     same(expected, run(policy, overlap=True))
-
-
-def test_versions_and_refused_calls_in_overlapping_calls(policy):
-    """A refused call begins its next turn while the chunk of the turn before is unread."""
-    # Programs of its own: another test counts the compilations of CONFIG.
-    config = dataclasses.replace(CONFIG, slots=5)
-    scheduler, pool = with_two_versions(policy, config, overlap=True)
-    env = make_env(policy[0], max_turns=6)
-    earlier, later = requests(env, 5), requests(env, 6)
-    later = of_step(later, 4)
-    start(scheduler, 'first', earlier, 1)
-    start(scheduler, 'second', later, 2)
-    same(flat(scheduler.wait('first')), run(policy, earlier, config))
-    newer = (*policy[:2], changed(policy[2]))
-    same(flat(scheduler.wait('second')), run(newer, later, config))
-    assert not scheduler._unread and not pool.active
-
-
-def test_rollouts_after_an_error_are_not_given_old_tokens(policy):
-    scheduler, _ = make_scheduler(policy, overlap=True)
-    reqs = requests(make_env(policy[0]))
-    expected = run(policy, reqs)
-
-    async def failing():
-        for _ in range(60):
-            await asyncio.sleep(0)
-        raise ValueError('an episode fails')
-
-    with pytest.raises(ValueError, match='an episode fails'):
-        scheduler.run([failing(), *(scheduler.rollout(r) for r in reqs)])
-    same(expected, play(scheduler, reqs))

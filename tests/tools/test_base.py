@@ -2,10 +2,9 @@
 
 import pathlib
 
-import pytest
 from refused_calls import check_table
 
-from zeroplay_jax.rollout.call_syntax import SYNTAXES, syntax_of
+from zeroplay_jax.rollout.call_syntax import syntax_of
 from zeroplay_jax.tools.base import (
     ERROR_TEXTS,
     InvalidArguments,
@@ -109,21 +108,3 @@ def test_pages_of_a_batch_are_read_together_and_apart():
     assert [result.error for result in results] == [None, None, 'not_found']
     assert (one['page'], other['page']) == (1, 3)
     assert results[0].documents == (({'id': '7', 'title': 'T', 'text': '7/1', 'score': 0.0},),)
-
-
-@pytest.mark.parametrize('syntax', SYNTAXES)
-def test_several_arguments_can_be_written_in_every_syntax(syntax):
-    tools = {tool.name: tool for tool in (SearchTool(None), OpenTool(None), Weather())}
-    calls = syntax_of(syntax)
-    for tool, arguments in (
-        ('weather', {'place': 'a "b" {é}', 'days': 3}),
-        ('open', {'document': '{7}', 'page': 2}),
-        ('open', {'document': 'x, page=3)'}),
-        ('search', {'query_list': ['{"query_list": ["x"]}']}),
-    ):
-        call = calls.parse('so ' + calls.write_call(tools[tool], arguments), tools)
-        assert (call.tool, call.arguments, call.error) == (tool, arguments, None)
-    call = calls.parse(calls.write_call(tools['weather'], {'place': 'x', 'days': 0}), tools)
-    assert not call.is_valid and (call.tool, call.error) == ('weather', 'invalid_arguments')
-    detail = 'The arguments of weather are not valid: 0 is less than the minimum of 1.'
-    assert call.text == detail

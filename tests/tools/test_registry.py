@@ -44,6 +44,19 @@ def several(config, source):
 
 def wrong(config, source):
     return [3]
+
+
+class BadName(Clock):
+    name = 'my tool'
+
+
+class BadSchema(Clock):
+    parameters = {'type': 'strnig'}
+
+
+class Asynchronous(Clock):
+    async def run(self, calls):
+        return []
 """
 
 

@@ -1,6 +1,7 @@
 """Schemas of others: an example call that a prompt shows is valid and is read as shown; hostile schemas end soon."""
 
 import copy
+import functools
 import json
 import logging
 import pathlib
@@ -75,14 +76,6 @@ def test_what_is_allowed_reaches_the_prompt_and_its_example(schema, root, exampl
     assert tool.example_arguments == (None if example is None else {'value': example})
 
 
-@pytest.mark.fault('F1', 'a tool with one text argument under the tag syntaxes')
-def test_a_single_text_is_shown_as_the_tag_is_read():
-    schema = {'type': 'object', 'properties': {'path': {'type': 'string'}}, 'required': ['path']}
-    check_prompt(schema)
-    shown = shown_call('search_r1', {'lookup': checked(schema)})
-    assert shown == '<lookup>path</lookup>'
-
-
 def test_an_example_that_would_be_read_otherwise_is_not_shown():
     tool = checked(of_value({'type': 'string', 'enum': ['a</lookup>']}))
     tool.argument_hint = 'what to look for'
@@ -101,10 +94,11 @@ def test_a_description_becomes_the_example_only_if_it_is_short():
     assert check_prompt(short).example_arguments == {'value': 'what to look for'}
 
 
-LARGE = (of_value({'type': 'string'}, note='x' * 300_000), 'characters, more than')
+LARGE = of_value({'type': 'string'}, note='x' * 300_000), 'characters, more than'
+DEEP = of_value(functools.reduce(lambda inner, _: {'items': inner}, range(5000), {})), 'too deeply'
 
 
-@pytest.mark.parametrize(('schema', 'line'), [*CASES['refused'], LARGE])
+@pytest.mark.parametrize(('schema', 'line'), [*CASES['refused'], LARGE, DEEP])
 @pytest.mark.fault('new-schema', 'schemas that fetch, contradict themselves or are not valid')
 def test_a_schema_that_cannot_be_used_is_one_line(schema, line):
     with pytest.raises(ValueError) as refusal:
@@ -135,14 +129,6 @@ def test_a_check_follows_a_limited_number_of_references():
         tool.validated({'value': 'x'})
 
 
-def test_a_deeply_nested_schema_is_one_line():
-    schema = {'type': 'string'}
-    for _ in range(5000):
-        schema = {'items': schema}
-    with pytest.raises(ValueError, match='nested too deeply'):
-        checked(of_value(schema))
-
-
 def test_references_to_other_documents_are_never_followed(monkeypatch):
     """Neither at the check nor at a call that some other check let through."""
 
@@ -157,27 +143,30 @@ def test_references_to_other_documents_are_never_followed(monkeypatch):
     assert not fetched
 
 
+PATTERN = '^(a|a)*(a+)+$'
+
+
 @pytest.mark.fault('new-pattern', 'a catastrophic pattern')
-@pytest.mark.parametrize('keyword', ['pattern', 'patternProperties', 'propertyNames'])
-def test_patterns_take_linear_time(keyword):
-    pattern = '^(a|a)*(a+)+$'
-    schema = {
-        'pattern': {'type': 'string', 'pattern': pattern},
-        'patternProperties': {'patternProperties': {pattern: {}}, 'additionalProperties': False},
-        'propertyNames': {'propertyNames': {'pattern': pattern}},
-    }[keyword]
+@pytest.mark.parametrize(
+    'schema,write',
+    [
+        ({'type': 'string', 'pattern': PATTERN}, str),
+        ({'patternProperties': {PATTERN: {}}, 'additionalProperties': False}, lambda x: {x: 1}),
+        ({'propertyNames': {'pattern': PATTERN}}, lambda x: {x: 1}),
+    ],
+)
+def test_patterns_take_linear_time(schema, write):
     tool = checked(of_value(schema))
-    text = 'a' * 5_000 + '!'
+    good = 'a' * 5_000
     # Python's own engine would take longer than the age of the universe.
     with pytest.raises(InvalidArguments):
-        tool.validated({'value': text if keyword == 'pattern' else {text: 1}})
-    good = 'a' * 5_000
-    assert tool.validated({'value': good if keyword == 'pattern' else {good: 1}})
+        tool.validated({'value': write(good + '!')})
+    assert tool.validated({'value': write(good)})
 
 
 @pytest.mark.parametrize(
     'pattern',
-    [r'^[\w-\.]+@([\w-]+\.)+[\w-]{2,4}$', r'^[\w-.]+$', '^[a-z&&[^e]]+$', '^(?=(a+)+$)b|c'],
+    [r'^[\w-\.]+@([\w-]+\.)+[\w-]{2,4}$', '^[a-z&&[^e]]+$', '^(?=(a+)+$)b|c'],
 )
 @pytest.mark.fault('new-pattern', 'patterns that JavaScript alone reads')
 def test_a_pattern_for_javascript_alone_is_left_to_the_tool(caplog, pattern):
@@ -186,7 +175,7 @@ def test_a_pattern_for_javascript_alone_is_left_to_the_tool(caplog, pattern):
     assert tool.example_arguments and repr(pattern) in caplog.text
 
 
-@pytest.mark.parametrize('number', [float('nan'), float('inf'), [float('-inf')]])
+@pytest.mark.parametrize('number', [float('nan'), [float('-inf')]])
 def test_numbers_that_are_no_json_are_refused(number):
     tool = checked(of_value({}))
     with pytest.raises(InvalidArguments, match='not JSON compliant'):

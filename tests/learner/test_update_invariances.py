@@ -1,0 +1,106 @@
+"""The gradient of a step is the same however its rollouts are packed, padded, ordered, cut and given to devices."""
+
+import dataclasses
+
+import pytest
+import tiny
+from updates import DISTILS, close, config_of, gradient, make_rows, other, taught_rows, thinking
+
+from zeroplay_jax.learner.batch import pack
+from zeroplay_jax.policy import adapters, hf
+from zeroplay_jax.settings.schema import LINEARS
+
+# Micro-batches, their order and devices.
+ONE_BY_ONE = dict(micro_rows=1, tokens=27, teacher_tokens=47)
+LONGEST_FIRST = dict(micro_rows=4, tokens=200, teacher_tokens=300, order='longest_first')
+ON_DEVICES = dict(micro_rows=4, tokens=60, teacher_tokens=100, step=-1, mesh=(2, 2, 2))
+# Some devices have no rollout.
+WITH_IDLE_DEVICES = ON_DEVICES | dict(tokens=200)
+
+
+def arranged(case, micro_rows, tokens, teacher_tokens, order='arrival', step=1, mesh=(1, 1, 1)):
+    policy, rows, changes, options = case
+    mode = changes.get('aggregation', 'token')
+    if 'teacher' not in options:
+        teacher_tokens = 0
+    batches = pack(
+        rows[::step],
+        micro_rows=micro_rows,
+        tokens=tokens,
+        mode=mode,
+        teacher_tokens=teacher_tokens,
+        order=order,
+    )
+    return gradient(policy, config_of(**changes), batches, mesh, **options)
+
+
+def loss_of(name, mode='token', **options):
+    def make(policy, folder):
+        return policy, make_rows(policy[0], 12), dict(loss=name, aggregation=mode), options
+
+    return make
+
+
+def trained_logits(policy, folder):
+    """Logits of trained tokens alone."""
+    return policy, make_rows(policy[0]), dict(loss='token_pg'), dict(logits='trained')
+
+
+def taught(change):
+    def make(policy, folder):
+        rows = list(map(change, taught_rows(policy[0])))
+        return policy, rows, DISTILS, dict(teacher=other(policy[1]))
+
+    return make
+
+
+def adapted(policy, folder):
+    model, params = policy
+    adapter = other(adapters.init(params, LINEARS, 2, 0, 'r'))
+    return (model, adapter), make_rows(model), {}, dict(base=params)
+
+
+def with_states(policy, folder):
+    """Gated delta nets, whose states rollouts in one row must not share."""
+    model = hf.read_config(tiny.make_folder(folder, letters=tiny.LETTERS, **tiny.DELTA))
+    return (model, hf.load(folder, model)), make_rows(model), {}, {}
+
+
+SEQUENCE_MEAN = 'seq_mean_token_mean'
+MATRIX = [
+    ('token_pg', loss_of('token_pg'), [ONE_BY_ONE, LONGEST_FIRST, ON_DEVICES]),
+    (SEQUENCE_MEAN, loss_of('token_pg', SEQUENCE_MEAN), [LONGEST_FIRST, ON_DEVICES]),
+    ('sums', loss_of('token_pg', 'seq_mean_token_sum'), [LONGEST_FIRST, ON_DEVICES]),
+    ('sequence_pg', loss_of('sequence_pg', SEQUENCE_MEAN), [ON_DEVICES]),
+    ('trained', trained_logits, [WITH_IDLE_DEVICES]),
+    ('teacher', taught(dataclasses.replace), [LONGEST_FIRST]),
+    ('contexts', taught(thinking), [ON_DEVICES]),
+    ('adapters', adapted, [ON_DEVICES]),
+    ('states', with_states, [ON_DEVICES]),
+]
+
+
+@pytest.mark.parametrize('name,make,arrangements', MATRIX, ids=[name for name, *_ in MATRIX])
+def test_packing_order_micro_batches_and_devices_change_nothing(
+    policy, tmp_path, name, make, arrangements
+):
+    """As the rollouts in a row each, in one micro-batch on one device."""
+    case = make(policy, tmp_path / 'policy')
+    expected = arranged(case, micro_rows=16, tokens=27, teacher_tokens=47)
+    assert abs(expected[0]) > 1e-3
+    # The recurrence adds up in another order.
+    tolerance = 1e-4 if name == 'states' else 1e-5
+    for arrangement in arrangements:
+        close(arranged(case, **arrangement), expected, tolerance)
+
+
+MESHES = [(1, 2, 1), (1, 1, 2), (1, 4, 1), (1, 8, 1), (8, 1, 1)]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('mesh', MESHES, ids=str)
+@pytest.mark.parametrize('name', ['reinforce', 'cispo', 'geometric_pg'])
+def test_every_mesh_and_loss(policy, name, mesh):
+    case = loss_of(name, SEQUENCE_MEAN)(policy, None)
+    expected = arranged(case, micro_rows=16, tokens=27, teacher_tokens=0)
+    close(arranged(case, **(ON_DEVICES | dict(micro_rows=8, mesh=mesh))), expected)

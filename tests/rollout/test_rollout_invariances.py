@@ -1,0 +1,162 @@
+"""What a rollout contains depends on its request and on nothing else, with every kind of decoder and of engine."""
+
+import dataclasses
+
+import pytest
+import tiny
+from request_cases import (
+    CONFIG,
+    EXPERTS,
+    GEMMA,
+    PAGED,
+    TOLERANCE,
+    Forgetful,
+    check_idle,
+    check_log_probs,
+    echo,
+    late_echo,
+    make_env,
+    make_policy,
+    make_scheduler,
+    play,
+    requests,
+    run,
+    same,
+)
+
+from zeroplay_jax.policy import sharding
+
+# Kind of rollouts → fields of the decoder, and whether thoughts leave the context.
+KINDS = {
+    'plain': ({}, False),
+    'forgetful': ({}, True),
+    'states': (tiny.DELTA, False),
+    'forgetful states': (tiny.DELTA, True),
+    'windows': (GEMMA, False),
+    'experts': (EXPERTS, False),
+}
+USED = dataclasses.replace(CONFIG, attention='used')
+
+
+class Cases:
+    """Rollouts of every kind; those that a test compares with are played once."""
+
+    def __init__(self, folder):
+        self.folder, self.policies, self.played = folder, {}, {}
+
+    def policy(self, kind):
+        fields = KINDS[kind][0]
+        name = fields.get('model_type', 'qwen3')
+        if name not in self.policies:
+            self.policies[name] = make_policy(self.folder / name, **fields)
+        return self.policies[name]
+
+    def requests(self, kind, search=echo):
+        env = make_env(self.policy(kind)[0], search)
+        return requests(Forgetful(**vars(env)) if KINDS[kind][1] else env)
+
+    def expected(self, kind, config=CONFIG):
+        if (kind, config) not in self.played:
+            rollouts = run(self.policy(kind), self.requests(kind), config)
+            assert sum(t.valid_calls for t in rollouts) >= 4
+            assert (sum(len(t.earlier) for t in rollouts) >= 10) == KINDS[kind][1]
+            self.played[kind, config] = rollouts
+        return self.played[kind, config]
+
+
+@pytest.fixture(scope='module')
+def cases(tmp_path_factory):
+    return Cases(tmp_path_factory.mktemp('kinds'))
+
+
+@pytest.mark.parametrize(
+    'kind,config',
+    [
+        ('plain', CONFIG),
+        ('plain', USED),
+        ('plain', PAGED),
+        ('forgetful', CONFIG),
+        ('forgetful states', CONFIG),
+        ('experts', CONFIG),
+    ],
+)
+def test_order_neighbours_tools_and_overlap_change_no_bit(cases, kind, config):
+    policy, expected = cases.policy(kind), cases.expected(kind, config)
+    late = cases.requests(kind, late_echo)
+    same(expected, run(policy, late, config, order=-1, overlap=True))
+    same(expected[9:12], run(policy, cases.requests(kind)[3:4], config))
+
+
+PAGES = dict(page=16, token_budget=12)
+
+
+@pytest.mark.parametrize(
+    'kind,changes,mesh',
+    [
+        ('plain', dict(slots=7), (1, 1, 1)),
+        ('plain', dict(attention='used'), (1, 1, 1)),
+        ('plain', {}, (1, 2, 2)),
+        ('plain', PAGES, (1, 2, 2)),
+        # Pages for little more than one rollout.
+        ('plain', PAGES | dict(slots=5, pages=6), (1, 1, 1)),
+        ('forgetful', dict(slots=7), (1, 1, 1)),
+        ('states', {}, (1, 2, 2)),
+        ('windows', PAGES, (1, 1, 1)),
+    ],
+    ids=str,
+)
+def test_slots_pages_and_devices_change_no_token(cases, kind, changes, mesh):
+    config = dataclasses.replace(CONFIG, **changes)
+    scheduler, pool = make_scheduler(cases.policy(kind), config, sharding.make_mesh(*mesh))
+    same(cases.expected(kind), play(scheduler, cases.requests(kind)), TOLERANCE)
+    check_idle(pool)
+
+
+def test_a_page_of_a_slot_is_a_slot(cases):
+    whole = dataclasses.replace(CONFIG, page=CONFIG.context)
+    same(cases.expected('plain'), run(cases.policy('plain'), config=whole))
+
+
+@pytest.mark.parametrize('kind', ['plain', 'forgetful', 'forgetful states', 'windows'])
+def test_log_probs_are_those_of_the_trainer(cases, kind):
+    rollouts = cases.expected(kind)
+    check_log_probs(cases.policy(kind), rollouts)
+    # Longer than two windows.
+    assert max(len(t.tokens) for t in rollouts) > 2 * 16
+
+
+def test_a_prompt_of_one_token_begins_with_an_empty_state(cases):
+    policy, reqs = cases.policy('states'), cases.requests('states')
+    short = [dataclasses.replace(request, prompt=request.prompt[:1]) for request in reqs]
+    check_log_probs(policy, run(policy, short))
+
+
+def test_a_state_that_a_later_turn_replaces_is_computed_again_for_siblings(cases):
+    """Two slots for six samples: most of them wait when the one that prefilled their prompt begins its second turn."""
+    policy = cases.policy('states')
+    reqs = requests(make_env(policy[0]), count=3, samples=6)
+    two = dataclasses.replace(CONFIG, slots=2)
+    scheduler, pool = make_scheduler(policy, two)
+    dropped, drop = [], pool.placement._drop_pages
+
+    def count(prefix):
+        dropped.append(prefix.waiting and prefix.pages is not None)
+        drop(prefix)
+
+    pool.placement._drop_pages = count
+    rollouts = play(scheduler, reqs)
+    assert any(dropped)
+    same(rollouts, run(policy, reqs, two, order=-1))
+    # Four slots: more of them are copies of one state.
+    same(rollouts, run(policy, reqs), TOLERANCE)
+
+
+@pytest.mark.parametrize('paged', [False, True])
+def test_more_samples_than_slots_or_pages(cases, paged):
+    policy = cases.policy('plain')
+    reqs = requests(make_env(policy[0]), count=2, samples=9)
+    few = dataclasses.replace(PAGED, slots=3, pages=9)
+    if not paged:
+        few = dataclasses.replace(CONFIG, slots=2)
+    many = run(policy, reqs, dataclasses.replace(CONFIG, slots=24))
+    same(many, run(policy, reqs, few), TOLERANCE)
