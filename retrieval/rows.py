@@ -44,6 +44,11 @@ _LISTED_FIELDS = 8
 _BATCH_ROWS = 1024
 # Characters, at least, of a 32-bit number that is written with the digits of a 64-bit one.
 _DIGITS_OF_32_BITS = 14
+# How files of other forms become lines of JSON, in an error.
+ONE_PER_LINE = (
+    "write one object per line (jq -c . FILE, jq -c '.[]' FILE for a list, to_json(FILE, orient='records', lines=True) "
+    'in pandas)'
+)
 # An escape of one half of a character.
 _SURROGATE = re.compile(rb'\\u[dD][89a-fA-F]')
 
@@ -133,13 +138,10 @@ def _open_zstd(source: pathlib.Path, mode: str) -> io.BufferedReader:
 
 def _json_row(line: bytes | Unusable) -> Row:
     """Returns the object of a line of JSON."""
+    if isinstance(line, Unusable):
+        return line
     try:
-        if isinstance(line, Unusable):
-            raise line
         value = json_text.parse(line)
-        if isinstance(value, list):
-            fix = "jq -c . FILE, or jq -c '.[]' FILE for a list"
-            raise Unusable(f'a JSON list; write one object per line ({fix})')
         if not isinstance(value, dict):
             raise Unusable(f'a JSON {type_name(value)}, not an object')
         if _SURROGATE.search(line):
@@ -148,7 +150,8 @@ def _json_row(line: bytes | Unusable) -> Row:
     except UnicodeEncodeError:
         return Unusable('it has an escape \\ud… without its other half')
     except Unusable as error:
-        return error
+        # A line that does not begin as an object does is part of a file of another form.
+        return error if line.startswith(b'{"') else Unusable(f'{error}; {ONE_PER_LINE}')
     return value
 
 
@@ -254,8 +257,8 @@ def record_of(row: Mapping[str, Any], fields: Mapping[str, str]) -> Record:
         # Some files repeat the title as a first line without quotes.
         text = body.removeprefix(f'{title}\n')
     # Without a title a text stands alone, unless its own first line would be taken for one.
-    has_title = bool(title or split(text)[0])
-    return Record(str(record_id), contents(title, text) if has_title else text, document)
+    any_title = title or split(text)[0]
+    return Record(str(record_id), contents(title, text) if any_title else text, document)
 
 
 def title_like(row: Mapping[str, Any]) -> str:

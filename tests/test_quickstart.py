@@ -237,7 +237,7 @@ def test_without_a_workdir_the_run_is_called_after_the_corpus(texts, tmp_path, m
     names = {
         '/data/texts': 'texts',
         '/data/wiki-18.jsonl.gz': 'wiki-18',
-        '/data/notes.2024.jsonl': 'notes',
+        '/data/notes.2024.jsonl': 'notes.2024',
         folder_of_a_year: 'notes.2023',
     }
     for corpus, name in names.items():

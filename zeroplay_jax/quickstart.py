@@ -17,6 +17,7 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -44,6 +45,8 @@ _QUESTIONS = 240
 _MAX_DOCUMENTS = 5_000
 # The split does not depend on --seed: runs with different seeds are compared on the same questions.
 _SPLIT_SEED = 0
+# The form of a file, and its compression.
+_SUFFIXES = re.compile(r'\.\w+(\.(gz|zst|bz2|xz))?$', re.IGNORECASE)
 # Raised when the files in a workdir change, so that a workdir of an earlier version is not resumed.
 _FILES_VERSION = 3
 
@@ -96,7 +99,8 @@ def _arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str
             _warn_of_own_questions(pathlib.Path(path), files.questions(path))
     args.corpus = args.corpus.expanduser()
     corpus = args.corpus.resolve()
-    name = corpus.name if corpus.is_dir() else corpus.name.partition('.')[0]
+    # A name such as 'notes.2024.jsonl.gz' keeps what stands before its suffixes.
+    name = corpus.name if corpus.is_dir() else _SUFFIXES.sub('', corpus.name)
     workdir = args.workdir or pathlib.Path('runs', name or 'corpus')
     check_is_folder(workdir)
     args.workdir = workdir.expanduser()

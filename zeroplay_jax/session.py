@@ -349,7 +349,7 @@ def search_warning(index: api.Index) -> str:
     answered = counts['search/answered']
     if not failure and answered and answered == counts['search/empty']:
         failure = (
-            f'none of the {answered:.0f} searches found a passage in {index.about}; check that its index has '
+            f'no search found a passage in {index.about} (0 of {answered:.0f}); check that its index has '
             'passages, in the language of the question'
         )
     return failure

@@ -49,7 +49,7 @@ def config():
 
 @pytest.mark.fault('B', 'evaluate over a server that finds nothing')
 def test_an_evaluation_whose_searches_find_nothing_stops_with_the_cause(config, user_reads):
-    with pytest.raises(TrainingStopped, match='none of the 2 searches.*http://127.0.0.1:9') as stop:
+    with pytest.raises(TrainingStopped, match='http://127.0.0.1:9 .0 of 2.;') as stop:
         outcome.raise_if_nothing_found(config, counts_of([], []))
     assert stop.value.status == 3
     user_reads(stop.value)
@@ -73,7 +73,7 @@ def test_ask_says_that_no_search_found_a_passage(user_reads):
     corpus = Index(SearchableCorpus(client, 3, 100), 'http://127.0.0.1:9')
     corpus.corpus.search(['q'])
     line = search_warning(corpus)
-    assert 'none of the 1 searches found a passage in http://127.0.0.1:9' in line
+    assert 'no search found a passage in http://127.0.0.1:9 (0 of 1)' in line
     corpus.corpus.search(['r'])
     assert search_warning(corpus) == ''
     user_reads(line)

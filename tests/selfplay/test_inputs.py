@@ -68,13 +68,6 @@ def test_a_byte_order_mark_is_skipped_and_other_encodings_are_refused(tmp_path):
             files.read_lines(str(path), 'question')
 
 
-def test_the_first_unusable_line_is_named(tmp_path):
-    path = tmp_path / 'q.jsonl'
-    path.write_text('{"question": "Who?", "answer": "A"}\n?\n[]\n')
-    with pytest.raises(UserError, match='q.jsonl, line 2: every line must be .*not JSON'):
-        files.questions(str(path))
-
-
 def test_an_empty_or_missing_file_is_named(tmp_path):
     with pytest.raises(UserError, match='holds no line'):
         files.read_lines(write(tmp_path / 'q.jsonl', ''), 'question')

@@ -68,7 +68,7 @@ def main(words: Sequence[str]) -> int:
         print(note, file=sys.stderr)
     print(
         f'the command is sound; {memory or "not checked: memory, "}servers, tools of packages, fields and tokenizer of '
-        'a policy elsewhere, lengths of prompts and ids of retrieval.held_out'
+        'a policy elsewhere, values of weights, lengths of prompts and ids of retrieval.held_out'
     )
     if not flags.FLAGS.files:
         paths = [f'{name}={path}' for name, path in _paths(config).items()]

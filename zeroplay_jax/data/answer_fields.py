@@ -55,6 +55,8 @@ _NAME_OF_CHOICE = re.compile(r'\(?(?:\d{1,2}|[A-Za-z])[).]?')
 _RESULT_MARK = '####'
 _TRUTH_VALUES = {'true': True, 'false': False, '1': True, '0': False, '1.0': True, '0.0': False}
 _YES_OR_NO = {'true': 'yes', 'false': 'no'}
+# What to do about a field that has no text.
+WRITE_ONE = 'write one, or leave out the rows without one (dropna in pandas)'
 # Tags and boxes of prompts; what pandas writes where nothing was.
 # Of the characters that are not shown, without those that join letters.
 _DAMAGED = re.compile(
@@ -166,7 +168,7 @@ def accepted_answers(record: Json) -> list[str]:
     if not names:
         present = [name for name in ANSWER_FIELDS if name in record]
         if present:
-            raise ValueError(f'"{present[0]}" is a JSON null, not a text or a list of texts')
+            raise ValueError(f'"{present[0]}" has no value; {WRITE_ONE}')
         raise ValueError(
             f'no answers; write them into one of the fields {", ".join(ANSWER_FIELDS)}'
         )
@@ -240,7 +242,7 @@ def _texts_of(value: Any, name: str) -> list[str]:
         wrong = None
         for item in value:
             if isinstance(item, list) or item is None:
-                raise ValueError(f'an answer of "{name}" is a JSON {type_name(item)}, not a text')
+                raise ValueError(f'an answer of "{name}" is a {type_name(item)}, not a text')
             try:
                 if isinstance(item, str):
                     answers += _texts_in(item, name, is_item=True)
@@ -264,8 +266,9 @@ def _texts_of(value: Any, name: str) -> list[str]:
         value = shortest(value)
         return [str(int(value)), str(value)] if value.is_integer() else [str(value)]
     # Tables have dates, decimals and NaN.
-    kind = 'a JSON null' if value is None else f'the {type_name(value)} {str(value)[:60]}'
-    raise ValueError(f'"{name}" is {kind}, not a text or a list of texts')
+    raise ValueError(
+        f'"{name}" is the {type_name(value)} {str(value)[:60]}, not a text or a list of texts'
+    )
 
 
 def _texts_of_object(value: Json, name: str) -> list[str]:

@@ -18,6 +18,7 @@ from zeroplay_jax.data.answer_fields import (
     ALIASES_BESIDE,
     ANSWER_FIELDS,
     WHOLE,
+    WRITE_ONE,
     accepted_answers,
     is_damaged,
     is_missing,
@@ -28,8 +29,8 @@ from zeroplay_jax.objectives.registry import did_you_mean
 from zeroplay_jax.retrieval import downloads
 from zeroplay_jax.retrieval.command import similar_path, warn_once
 from zeroplay_jax.retrieval.json_text import Unusable, type_name
-from zeroplay_jax.retrieval.rows import Row, listed_fields, rows, suffix_of
-from zeroplay_jax.retrieval.types import RetrievalError, short
+from zeroplay_jax.retrieval.rows import ONE_PER_LINE, Row, listed_fields, rows, suffix_of
+from zeroplay_jax.retrieval.types import short
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.runtime.disk import write_text
 from zeroplay_jax.types import Json, Question, UserError
@@ -55,8 +56,6 @@ WRITTEN = {'browsecomp-plus': 'data/browsecomp_plus_decrypted.jsonl'}
 PROVENANCE = ('source', 'line', 'document_id')
 # Fields that a policy is asked.
 _ASKED = ('question', 'task')
-# Required field → its name in sets that lack it (BrowseComp-Plus).
-_OTHER_NAMES = {'question': 'query'}
 # Fields with what a question shows besides its text (HLE).
 _PICTURES = ('image', 'images')
 # Names of a rubric's fields in HealthBench, ResearchRubrics and ResearchQA → ours.
@@ -104,33 +103,31 @@ def numbered_lines(path: str, *required: str, answered: bool = True) -> Iterator
     """
     count = 0
     unanswerable = 0
-    # All of its cells are texts.
-    is_table = suffix_of(pathlib.Path(path)) == '.tsv'
-    requirement = _requirement(required, answered, is_table)
-    try:
-        for number, row in rows(pathlib.Path(path)):
-            try:
-                record = _checked(row, required)
-                if is_table:
-                    _read_whole_numbers(record)
-                # The answers are read for their errors alone; callers read them themselves.
-                if answered and is_unanswerable(record):
-                    unanswerable += 1
-                    continue
-                if answered and 'question' in required:
-                    _check_text_alone(record)
-                if answered and any(map(is_damaged, accepted_answers(record))):
-                    warn_once(
-                        f'{path}: answers have references of HTML such as &amp;, tags such as <answer>, characters of '
-                        'a wrong encoding such as Ã© or that are not shown, or nan for none, which no policy writes; '
-                        'repair them'
-                    )
-            except ValueError as error:
-                raise UserError(f'{path}, line {number}: {requirement} ({error})') from None
-            count += 1
-            yield number, record
-    except RetrievalError as error:
-        raise UserError(str(error)) from None
+    suffix = suffix_of(pathlib.Path(path))
+    requirement = _requirement(required, answered, suffix)
+    unit = 'row' if suffix == '.parquet' else 'line'
+    for number, row in rows(pathlib.Path(path)):
+        try:
+            record = _checked(row, required)
+            # All cells of such a table are texts.
+            if suffix == '.tsv':
+                _read_whole_numbers(record)
+            # The answers are read for their errors alone; callers read them themselves.
+            if answered and is_unanswerable(record):
+                unanswerable += 1
+                continue
+            if answered and 'question' in required:
+                _check_text_alone(record)
+            if answered and any(map(is_damaged, accepted_answers(record))):
+                warn_once(
+                    f'{path}: answers have references of HTML such as &amp;, tags such as <answer>, characters of '
+                    'a wrong encoding such as Ã© or that are not shown, or nan for none, which no policy writes; '
+                    'repair them'
+                )
+        except ValueError as error:
+            raise UserError(f'{path}, {unit} {number}: {requirement} ({error})') from None
+        count += 1
+        yield number, record
     if not count:
         holds = 'holds no line'
         if unanswerable:
@@ -164,31 +161,39 @@ def _checked(row: Row, required: tuple[str, ...]) -> dict[str, Any]:
     for name in required:
         if name not in row and isinstance(extra, dict) and name in extra:
             row[name] = extra[name]
-        if name not in row and _OTHER_NAMES.get(name) in row:
-            row[name] = row[_OTHER_NAMES[name]]
+        # As in BrowseComp-Plus.
+        if name == 'question' and 'query' in row:
+            row.setdefault(name, row['query'])
         if name not in row:
+            fix = 'write it into a field of that name'
+            if 'data' in row:
+                fix = "jq -c '.data[].paragraphs[].qas[]' FILE writes the questions of SQuAD, one per line"
             raise ValueError(
-                f'"{name}" is missing among {listed_fields(row) or "no fields"}; write it into a field of that name'
+                f'"{name}" is missing among {listed_fields(row) or "no fields"}; {fix}'
             )
-        if not isinstance(row[name], str):
-            raise ValueError(f'"{name}" is a JSON {type_name(row[name])}, not a text')
-        if name in _ASKED and not is_text(row[name]):
+        value = row[name]
+        if not isinstance(value, str):
+            fix = ONE_PER_LINE if isinstance(value, dict) else WRITE_ONE
+            raise ValueError(f'"{name}" is no text ({type_name(value)}); {fix}')
+        if name in _ASKED and not is_text(value):
             raise ValueError(f'"{name}" is empty')
-        if 'query_id' in row and _OBFUSCATED.fullmatch(row[name]):
+        if 'query_id' in row and _OBFUSCATED.fullmatch(value):
             raise ValueError(
                 f'"{name}" is obfuscated; decrypt the file with its publisher\'s script'
             )
     return row
 
 
-def _requirement(required: tuple[str, ...], answered: bool, is_table: bool) -> str:
+def _requirement(required: tuple[str, ...], answered: bool, suffix: str) -> str:
     """Returns a sentence about what every line must contain, for error texts."""
     fields = [f'"{name}"' for name in required]
     if answered:
         fields.append('"answers" (a text or list of texts)')
     listed = ' and '.join(fields)
-    if is_table:
+    if suffix == '.tsv':
         return f'line 1 must name the columns, and every line must have {listed}'
+    if suffix == '.parquet':
+        return f'every row must have {listed}'
     return f'every line must be a JSON object with {listed}'
 
 
@@ -357,10 +362,7 @@ def check_set(name: str, allow_public: bool = True) -> None:
             )
         return
     if downloads.is_name(name):
-        try:
-            downloads.check_name(name, is_file=True)
-        except RetrievalError as error:
-            raise UserError(str(error)) from None
+        downloads.check_name(name, is_file=True)
         return
     if not allow_public:
         raise UserError(f'{name} is not a file; give a file of JSON lines{similar_path(name)}')

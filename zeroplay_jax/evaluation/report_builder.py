@@ -129,7 +129,10 @@ def read_run(workdir: Path, has_trajectories: bool = True) -> dict[str, Any]:
         # The workdir of `make quickstart CORPUS=…` contains that of its run.
         if (workdir / 'run').is_dir():
             fix += f', for example {workdir / "run"}'
-        raise UserError(f'{workdir}: contains none of {", ".join(RUN_FILES)}; {fix}')
+        raise UserError(
+            f'{workdir}: contains none of {", ".join(RUN_FILES)}; {fix}; python -m zeroplay_jax.extras.atif shows ATIF '
+            'documents'
+        )
     # A run in progress has no summary yet, and a killed run never gets one: missing files become notes, not errors.
     notes: list[str] = []
     summary = _read_object(

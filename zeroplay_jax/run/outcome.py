@@ -194,8 +194,8 @@ def raise_if_nothing_found(config: Config, counts: Mapping[str, float]) -> None:
     """
     if config.stop_at_alarms and counts['answered'] and counts['empty'] == counts['answered']:
         raise TrainingStopped(
-            f'stopped: none of the {counts["answered"]:.0f} searches of the evaluation found a passage in '
-            f'{_corpus_name(config)}; {FIGURES[EMPTY_SEARCHES].remedy}. '
+            f'stopped: no search of the evaluation found a passage in {_corpus_name(config)} '
+            f'(0 of {counts["answered"]:.0f}); {FIGURES[EMPTY_SEARCHES].remedy}. '
             f'{_WITHOUT_ALARMS} evaluates nevertheless',
             _EMPTY_STEPS_STATUS,
         )

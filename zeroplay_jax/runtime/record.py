@@ -3,7 +3,8 @@
 Identity of a run: its config, and hashes of what it reads. Every checkpoint holds it; `run.json`, every line of the
 logs, the summary and the folder of every exported policy name its hash. What was copied from another run is therefore
 found before it is used. Left out are fields that may change when a run is resumed, and names of inputs, whose content
-counts: a run keeps its identity in another folder, in a bucket, and on other machines.
+counts: a run keeps its identity in another folder, in a bucket, and on other machines. The number of iterations may
+change, so a run and the same one with a longer schedule have one hash.
 
 Needs no JAX, so that a folder of another run is refused before anything is loaded.
 """

@@ -24,13 +24,13 @@ def test_a_text_about_web_archives_is_read(tmp_path):
 def test_a_build_counts_the_files_that_it_does_not_read(tmp_path, capsys, user_reads):
     folder = tmp_path / 'texts'
     folder.mkdir()
-    for name in 'a.txt b.rst c.html d e.txt.gz g.jsonl'.split():
+    for name in 'a.txt b.rst c.html d e.txt.gz g.jsonl .f.txt'.split():
         (folder / name).write_text('Gumu\nA town.')
     arguments = ['--corpus', str(folder), '--kind=bm25', '--stage=corpus']
     build.main([*arguments, '--out', str(tmp_path / 'index')])
     said = capsys.readouterr().err
-    left_out = '1 .gz (unpack them), 1 .html, 1 .jsonl, 1 .rst, 1 without suffix'
-    assert f'{folder}: 5 of 6 files are left out: {left_out}; they are b.rst' in said
+    left_out = '1 .gz (unpack them), 1 .html, 1 .jsonl, 1 .rst, 1 hidden, 1 without suffix'
+    assert f'{folder}: 6 of 7 files are left out: {left_out}; they are .f.txt, b.rst' in said
     user_reads(f'said: {said.splitlines()[0]}')
 
 

@@ -115,18 +115,19 @@ def test_other_numbers_keep_all_their_digits(tmp_path, number):
 @pytest.mark.parametrize(
     ('value', 'words'),
     [
-        (datetime.date(1999, 1, 2), 'the date 1999-01-02'),
-        (decimal.Decimal('1.50'), 'the Decimal 1.50'),
-        (math.nan, 'the number nan'),
+        (datetime.date(1999, 1, 2), 'is the date 1999-01-02, not a text'),
+        (decimal.Decimal('1.50'), 'is the Decimal 1.50, not a text'),
+        (math.nan, 'is the number nan, not a text'),
+        (None, 'has no value; .*dropna'),
     ],
 )
-@pytest.mark.fault('user-x17', 'a date, a decimal and NaN as answers in Parquet')
+@pytest.mark.fault('user-x17', 'a date, a decimal, NaN and null as answers in Parquet')
 def test_values_of_tables_that_are_no_text_are_shown(tmp_path, value, words, user_meets):
     pyarrow = pytest.importorskip('pyarrow')
     parquet = pytest.importorskip('pyarrow.parquet')
     path = tmp_path / 'q.parquet'
     parquet.write_table(pyarrow.Table.from_pylist([{'question': 'Who?', 'answer': value}]), path)
-    with user_meets(rf'q.parquet, line 1: .*"answer" is {words}, not a text'):
+    with user_meets(rf'q.parquet, row 1: every row .*"answer" {words}'):
         files.questions(str(path))
 
 

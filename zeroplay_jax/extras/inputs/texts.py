@@ -115,12 +115,12 @@ def files_of(source: pathlib.Path) -> list[pathlib.Path]:
     """Returns the texts in a folder; of a single text itself."""
     if not source.is_dir():
         return [source]
-    texts = [path for path in visible_files(source) if path.suffix.lower() in _SUFFIXES]
-    return [path for path in texts if path.is_file()]
+    texts = [path for path in files_below(source) if path.suffix.lower() in _SUFFIXES]
+    return [path for path in texts if path.is_file() and not path.name.startswith('.')]
 
 
-def visible_files(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Returns all files below a folder but hidden ones, such as those in `.git` and `.venv`, also by links.
+def files_below(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Returns all files below a folder but those of hidden folders such as `.git` and `.venv`, also by links.
 
     Folders that can be reached in several ways are read once; links to a folder above are not followed.
     """
@@ -133,10 +133,11 @@ def visible_files(folder: pathlib.Path) -> list[pathlib.Path]:
             continue
         visited.add(target)
         # Folders have their own name rather than that of a link beside them.
-        visible = sorted(name for name in folders if not name.startswith('.'))
-        links = [name for name in visible if os.path.islink(os.path.join(place, name))]
-        folders[:] = [name for name in visible if name not in links] + links
-        files = [pathlib.Path(place, name) for name in names if not name.startswith('.')]
+        visible = [name for name in folders if not name.startswith('.')]
+        folders[:] = sorted(
+            visible, key=lambda name: (pathlib.Path(place, name).is_symlink(), name)
+        )
+        files = [pathlib.Path(place, name) for name in names]
         # A link to nothing is among them, so that it is counted.
         paths += [path for path in files if path.is_file() or not path.exists()]
     return sorted(paths)
@@ -210,13 +211,15 @@ def _printable(name: str) -> str:
 def _count_other_files(
     source: pathlib.Path, texts: set[pathlib.Path], inventory: Inventory
 ) -> None:
-    """Counts the files of a folder that are not texts as problems of `inventory`, by their suffix."""
-    for path in visible_files(source):
+    """Counts the files of a folder that are not read as texts as problems of `inventory`, by their suffix."""
+    for path in files_below(source):
         if path not in texts:
             suffix = _printable(path.suffix.lower()) or 'without suffix'
             problem = f'{suffix} (unpack them)' if suffix in COMPRESSED else suffix
             if not path.exists():
                 problem = 'links to nothing'
+            if path.name.startswith('.'):
+                problem = 'hidden'
             inventory.add(0, problem, text_name(source, path))
 
 
