@@ -1,11 +1,13 @@
 """What self-play teaches beyond its demonstrations, with controls: exact match by hops before and after a run.
 
     python -m benchmarks.hops --svg benchmarks/results/quickstart.svg
+    python -m benchmarks.hops --arms selfplay --seeds 0 1 2 3 4
     python -m benchmarks.hops --arms random frozen two_hops --seeds 0 1
     python -m benchmarks.hops --arms form majority cloning supervised_two supervised_all --seeds 0 1 2
     python -m benchmarks.hops --arms composed --seeds 0 1 2 3 4
 
-Each arm is configs/quickstart.py with the settings of `ARMS`. The start was shown chains of at most two hops
+Each arm is configs/quickstart.py with the settings of `ARMS`; all but the first have two iterations and are evaluated
+with up to six hops. The start was shown chains of at most two hops
 (tools/checkpoints/base_parts.py). Runs from other starts, and of credit per turn, can be made from commit 21656cfd.
 Finished runs in --folder are not made again: give another one after a change of the code, whose hash stands beside each
 run as NAME.code. Prints a table: means over seeds, with the lowest and the highest seed; and the differences of the
@@ -82,7 +84,14 @@ _ONE_HOP = (
     'stop_after_empty_steps=0',
 )
 
+# Of all arms but the first, unless their own settings say otherwise.
+_TWO_ITERATIONS = ('schedule.iterations=2', 'eval.hops=(1,2,3,4,5,6)')
+
 ARMS = {
+    'quickstart': Arm(
+        '`make quickstart`: one iteration of self-play',
+        ('schedule.iterations=1', 'eval.hops=(1,2,3,4)'),
+    ),
     'selfplay': Arm('self-play (Dr. Zero)'),
     'random': Arm(
         'rewards drawn at random, of both roles', ('reward.answer=benchmarks.hops:random_score',)
@@ -248,7 +257,8 @@ def words(name: str, seed: int, workdir: pathlib.Path) -> list[str]:
     command += ['--config.eval.every=0', '--config.log.writers=()']
     if ARMS[name].questions:
         command += [f'--config.inputs.questions={_questions_file(workdir)}']
-    return command + [f'--config.{flag}' for flag in ARMS[name].flags]
+    settings = dict(flag.split('=', 1) for flag in (*_TWO_ITERATIONS, *ARMS[name].flags))
+    return command + [f'--config.{field}={value}' for field, value in settings.items()]
 
 
 def _questions_file(workdir: pathlib.Path) -> pathlib.Path:
@@ -308,15 +318,16 @@ def draw(path: pathlib.Path, before: dict[str, float], after: Sequence[dict[str,
 
     figure = Figure(figsize=(6, 2.6), layout='constrained')
     axes = figure.subplots()
-    hops = [int(hop) for hop in HOPS]
+    measured = [hop for hop in HOPS if hop in before]
+    hops = list(map(int, measured))
     axes.axvspan(0.6, 2.4, color='0.92')
     axes.text(1.5, 0.04, 'shown to the start', ha='center', color='0.4', fontsize=9)
-    axes.plot(hops, [before[hop] for hop in HOPS], 'o--', color='0.45', label='start')
-    by_hop = [[run[hop] for run in after] for hop in HOPS]
+    axes.plot(hops, [before[hop] for hop in measured], 'o--', color='0.45', label='start')
+    by_hop = [[run[hop] for run in after] for hop in measured]
     axes.fill_between(hops, list(map(min, by_hop)), list(map(max, by_hop)), alpha=0.2)
     axes.plot(hops, list(map(statistics.mean, by_hop)), 'o-', label='after self-play')
     axes.set(xlabel='searches that a question needs', ylabel='exact match')
-    axes.set(xlim=(0.6, 6.4), ylim=(-0.02, 1.04))
+    axes.set(xlim=(0.6, hops[-1] + 0.4), ylim=(-0.02, 1.04), xticks=hops)
     axes.legend(frameon=False)
     figure.savefig(path, metadata={'Date': None})
 
@@ -324,7 +335,7 @@ def draw(path: pathlib.Path, before: dict[str, float], after: Sequence[dict[str,
 def main(argv=None) -> None:
     """Makes the runs and prints the table."""
     flags = parser('hops', __doc__)
-    flags.add_argument('--arms', nargs='+', choices=ARMS, default=['selfplay'], help='(selfplay)')
+    flags.add_argument('--arms', nargs='+', choices=ARMS, default=['quickstart'], help='(quickstart)')
     flags.add_argument(
         '--seeds', nargs='+', type=int, default=[0, 1, 2, 3, 4], help='of each arm (0 to 4)'
     )

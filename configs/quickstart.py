@@ -26,7 +26,8 @@ def get_config():
     # Most of the cache is not in use.
     config.sampler.attention = 'used'
 
-    config.schedule.iterations = 2
+    # A second iteration adds nothing with three and four hops, and loses some questions of two.
+    config.schedule.iterations = 1
     # Longer chains than the start was shown; more than half of what comes back has two hops all the same.
     config.schedule.hop_ratio = (0, 0, 3, 1)
 
@@ -38,8 +39,8 @@ def get_config():
 
     # Worlds that only two trials used, before hop_ratio was changed once more.
     config.world.evaluation = (12, 12)
-    config.eval.update(every=12, questions=60, hops=(1, 2, 3, 4, 5, 6))
+    config.eval.update(every=0, questions=60, hops=(1, 2, 3, 4))
     config.checkpoint.every = 5
-    # Of the held-out questions eight per hop count; as many of every step.
+    # Of the held-out questions twelve per hop count; as many of every step.
     config.log_trajectories = 48
     return config

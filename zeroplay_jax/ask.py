@@ -30,12 +30,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ml_collections import ConfigDict
 
 from zeroplay_jax.configuration import command_line, fields, places
-from zeroplay_jax.evaluation.render import Printer
 from zeroplay_jax.mini.question_form import form_of
 from zeroplay_jax.policy import adapter_config
 from zeroplay_jax.retrieval import downloads, progress
 from zeroplay_jax.retrieval.command import Parser, number_type, show_messages
-from zeroplay_jax.run.policy_settings import settings
 from zeroplay_jax.selfplay.recipe import recipe_class
 from zeroplay_jax.settings import schema
 from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, ConfigError, is_server, refuse
@@ -296,8 +294,9 @@ def _load(
 ) -> list[Session]:
     """Loads libraries, corpus and the weights in each folder, and returns a session for each."""
     command_line.prepare_process()
-    # This import loads JAX, so it follows the checks of the command.
+    # These imports load JAX, so they follow the checks of the command.
     from zeroplay_jax import session
+    from zeroplay_jax.evaluation.render import Printer
 
     return [
         session.Session(
@@ -320,6 +319,9 @@ def _run(argv: list[str] | None) -> int:
     Replaces the handler of SIGINT, which is not restored.
     """
     args = _arguments(argv)
+    # This import loads transformers, which --help and a wrong command need not wait for.
+    from zeroplay_jax.run.policy_settings import settings
+
     # Bytes of a pipe that are not UTF-8 stay visible to `_check_encoding`.
     stdin_errors = 'replace' if sys.stdin.isatty() else 'surrogateescape'
     for stream, errors in ((sys.stdin, stdin_errors), (sys.stdout, 'replace')):

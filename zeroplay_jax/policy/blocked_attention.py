@@ -26,8 +26,8 @@ from zeroplay_jax.types import UserError
 
 # Tokens of a block of long rows. The scores of a pair of blocks are float32 [batch, kv_heads, folded, block].
 MAX_BLOCK = 512
-# Shorter rows have blocks of a quarter of their length, because a single block would visit all pairs of tokens, but
-# no smaller ones than this: their products would be too small for the hardware.
+# Shorter rows have blocks of an eighth of their length, because a block visits all pairs of its tokens, also those of
+# different segments; but no smaller ones than this: their products would be too small for the hardware.
 MIN_BLOCK = 64
 
 
@@ -55,7 +55,7 @@ def attend_packed(
     """
     batch, length, heads, head_dim = q.shape
     if not block:
-        block = min(max(length // 4, MIN_BLOCK), MAX_BLOCK)
+        block = min(max(length // 8, MIN_BLOCK), MAX_BLOCK)
     # The shortest rows have one block, without padding.
     block = min(block, length)
 
