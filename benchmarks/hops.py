@@ -16,7 +16,6 @@ other arms from the first, paired by seed, with Student's 95 % intervals.
 
 from __future__ import annotations
 
-import concurrent.futures
 import hashlib
 import json
 import math
@@ -335,26 +334,23 @@ def draw(path: pathlib.Path, before: dict[str, float], after: Sequence[dict[str,
 def main(argv=None) -> None:
     """Makes the runs and prints the table."""
     flags = parser('hops', __doc__)
-    flags.add_argument('--arms', nargs='+', choices=ARMS, default=['quickstart'], help='(quickstart)')
+    flags.add_argument(
+        '--arms', nargs='+', choices=ARMS, default=['quickstart'], help='(quickstart)'
+    )
     flags.add_argument(
         '--seeds', nargs='+', type=int, default=[0, 1, 2, 3, 4], help='of each arm (0 to 4)'
     )
     flags.add_argument('--folder', default='runs/hops', type=pathlib.Path, help='of the runs')
-    flags.add_argument('--parallel', type=int, default=1, help='runs at the same time')
     flags.add_argument('--svg', type=pathlib.Path, help='draws the first arm into this file')
     arguments = flags.parse_args(argv)
     names, seeds = arguments.arms, arguments.seeds
     arguments.folder.mkdir(parents=True, exist_ok=True)
     rows = []
-    with (
-        one_line_errors('benchmarks.hops'),
-        concurrent.futures.ThreadPoolExecutor(arguments.parallel) as pool,
-    ):
-        futures = {}
+    results = {}
+    with one_line_errors('benchmarks.hops'):
         for seed in seeds:
             for name in names:
-                futures[name, seed] = pool.submit(play, arguments.folder, name, seed)
-        results = {key: future.result() for key, future in futures.items()}
+                results[name, seed] = play(arguments.folder, name, seed)
     before = results[names[0], seeds[0]]['before']
     rows.append(['start', *(_cell([score]) for score in _scores(before))])
     # Arm → for each column the scores of its seeds.
