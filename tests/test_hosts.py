@@ -157,7 +157,7 @@ def test_a_checkpoint_serves_either_number_of_processes(writers, one, two, tmp_p
 def test_what_goes_wrong_in_one_process_ends_both_with_its_line(tmp_path):
     """Evaluation questions are too long to be asked: one process reports it, the other names that process."""
     started = time.time()
-    flags = config_flags('rollout.prompt_tokens=26 eval.questions=1')
+    flags = config_flags('rollout.prompt_tokens=26 eval.questions=1 eval.hops=(1,2,3,4)')
     running = play(tmp_path / 'run', 2, *flags)
     out = [p.communicate(timeout=300)[0] for p in running]
     assert [p.returncode for p in running] == [2, 2], out
