@@ -26,7 +26,7 @@ TEST := $(RUN) -m pytest -q
 JOBS = $$($(RUN) -c 'import os; print(min(4, os.cpu_count() + 1))')
 
 .DEFAULT_GOAL := help
-.PHONY: help check quickstart test results test-long lint bench release docs clean
+.PHONY: help check quickstart test test-world results test-long lint bench release docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s%s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -57,13 +57,20 @@ else
 	  --encoder '$(ENCODER)' --seed '$(SEED)' $(ARGS)
 endif
 
-test: .venv/ready-test .venv/tpu-compiler ## all tests except those of the next two targets, in up to four processes
-	@echo '== tests'
-	@$(TEST) -m 'not long and not results' -n $(JOBS) --dist loadfile --no-loadscope-reorder
+# Files of tests in up to four processes.
+PARALLEL = $(TEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder
+
+test: .venv/ready-test ## the tests of the core
+	@echo '== tests of the core'
+	@$(PARALLEL) -m 'not long and not results' --ignore=tests/world --ignore=tests/extras
+
+test-world: .venv/ready-test .venv/tpu-compiler ## the tests of extras, and of commands of pages, notebooks and launch scripts
+	@echo '== tests of extras, pages, notebooks and launch scripts'
+	@$(PARALLEL) -m 'not long and not results' tests/world tests/extras
 
 results: .venv/ready-test .venv/tpu-compiler ## the tests of benchmarks, stored figures and makers of policies
 	@echo '== benchmarks, stored figures, makers of policies'
-	@$(TEST) -m 'not long and results' -n $(JOBS) --dist loadfile --no-loadscope-reorder
+	@$(PARALLEL) -m 'not long and results'
 
 test-long: .venv/ready-test ## the tests that take minutes
 	@echo '== long tests'

@@ -111,7 +111,7 @@ def test_commands_of_pages_have_flags_and_fields_that_exist(helps):
         names = {word.partition('=')[0] for word in words if word.startswith('--')}
         for name in names - {field.partition('=')[0] for field in fields}:
             assert name in helps[module][1].replace('--[no]', '--'), (page, module, name)
-        # That of a page's own recipe is played by tests/test_readme.py.
+        # That of a page's own recipe is played by tests/world/test_readme.py.
         if fields and '--config.recipe=' not in ' '.join(fields):
             (config,) = [word for word in words if word.startswith('--config=')] or ['']
             command_line.load(config.removeprefix('--config=') or 'configs/quickstart.py', fields)

@@ -67,7 +67,7 @@ def listing(command):
 
 
 def test_dry_runs_list_the_commands_of_the_table_or_refuse_in_one_line():
-    """`python tests/test_launch.py` writes the table again."""
+    """`PYTHONPATH=tests python tests/world/test_launch.py` writes the table again."""
     expected = LAUNCHES.read_text(encoding='utf-8')
     assert expected == with_rows_of(expected, table(dry_runs()))
 
