@@ -68,8 +68,8 @@ test-world: .venv/ready-test .venv/tpu-compiler ## the tests of extras, and of c
 	@echo '== tests of extras, pages, notebooks and launch scripts'
 	@$(PARALLEL) -m 'not long and not results' tests/world tests/extras
 
-results: .venv/ready-test .venv/tpu-compiler ## the tests of benchmarks, stored figures and makers of policies
-	@echo '== benchmarks, stored figures, makers of policies'
+results: .venv/ready-test .venv/tpu-compiler ## the tests of benchmarks and of stored figures
+	@echo '== benchmarks and stored figures'
 	@$(PARALLEL) -m 'not long and results'
 
 test-long: .venv/ready-test ## the tests that take minutes

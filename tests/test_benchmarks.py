@@ -77,8 +77,9 @@ def test_the_pages_have_the_figures_of_self_play_and_its_controls():
 
     for row in (
         f'| before | {means("start")} |',
-        f'| after self-play (mean of 5 seeds) | {means("selfplay")} |',
-        f'| after random rewards (2 seeds) | {cells(arms["random"], hops(3, 4))} |',
+        f'| after self-play (mean of 5 seeds) | {means("quickstart")} |',
+        f'| after self-play with twice the steps (mean of 5 seeds) | {means("selfplay")} |',
+        f'| after random rewards, twice the steps (2 seeds) | {cells(arms["random"], hops(3, 4))} |',
         f'(mean of 3 seeds) | {means("supervised_same")} |',
     ):
         assert row in page('README.md')
