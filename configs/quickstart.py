@@ -26,7 +26,7 @@ def get_config():
     # Most of the cache is not in use.
     config.sampler.attention = 'used'
 
-    # A second iteration adds .03 with three hops and .04 with four, and loses .05 with two (docs/results.md).
+    # A second iteration adds .03 with three hops and .04 with four, and loses .07 with two (results/hops.tsv).
     config.schedule.iterations = 1
     # Longer chains than the start was shown; more than half of what comes back has two hops all the same.
     config.schedule.hop_ratio = (0, 0, 3, 1)

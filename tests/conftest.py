@@ -3,6 +3,7 @@
 import gc
 import math
 import os
+import signal
 import sys
 
 import kept_programs
@@ -64,6 +65,15 @@ def no_lines_about_progress():
     from zeroplay_jax.retrieval import progress
 
     progress._LINE_SECONDS = math.inf
+
+
+@pytest.fixture(scope='module', autouse=True)
+def handlers_of_signals_are_restored():
+    """Commands replace them for good, as a process that ends with its command may."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope='module', autouse=True)

@@ -121,6 +121,7 @@ RUNS = {
     'cross': (lambda: with_pool(cross.get_config('mini')), 5),
     'ppo': (ppo_config, 3),
     'league': (league_config, 4),
+    'league_of_weights': (lambda: league_config(rank=0), 5),
     'prompts': (prompts_config, 4),
     'folding': (lambda: example_runs.make_config('folding'), 3),
     'turn_credit': (lambda: example_runs.make_config('turn_credit'), 3),
@@ -143,7 +144,9 @@ def play(name, folder):
     workdir, killed_at, save = folder / 'whole', RUNS[name][1], Checkpointer.save
 
     def copy_and_save(self, step, *arguments):
-        if step == killed_at and not (folder / 'killed').exists():
+        # The best evaluation is saved beside the checkpoints.
+        is_checkpoint = self._folder.name == 'checkpoints'
+        if is_checkpoint and step == killed_at and not (folder / 'killed').exists():
             self.wait()
             shutil.copytree(workdir, folder / 'killed')
         save(self, step, *arguments)

@@ -175,7 +175,6 @@ def test_an_outside_package_trains_three_roles_with_its_tool_loss_and_rewards(wh
     assert all('Draft:' in record['segments'][0]['text'] for record in drafts)
 
 
-@pytest.mark.long
 def test_an_outside_run_that_is_killed_ends_like_one_that_was_not(whole_run, python):
     folder = whole_run.parent
     killed = folder / 'killed'

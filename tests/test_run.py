@@ -139,14 +139,18 @@ def test_every_item_is_told_with_where_it_comes_from(uninterrupted):
     assert {t['version'] for t in solved} == set(range(6)), 'three updates in each of two rounds'
 
 
-def test_a_longer_schedule_equals_one_that_was_that_long_from_the_start(tmp_path, tmp_path_factory):
-    """A finished run of one iteration gets a second one."""
-    workdir = tmp_path / 'longer'
-    for iterations in (1, 2):
-        config = run_library.config_of('league', workdir)
+def test_a_longer_schedule_equals_one_that_was_that_long_from_the_start(tmp_path):
+    """A finished run of one iteration gets a second one; the evaluation that ended it is no step of the longer run."""
+    whole, workdir = tmp_path / 'whole', tmp_path / 'longer'
+    for folder, iterations in ((whole, 2), (workdir, 1), (workdir, 2)):
+        config = run_library.config_of('dspo', folder)
+        config.solver.steps = 2
+        config.eval.every = 0
         config.schedule.iterations = iterations
-        loop.run(config, workdir)
-    check_same_run(run_library.whole('league', tmp_path_factory), workdir)
+        loop.run(config, folder)
+    phases = [record['phase'] for record in lines(whole)]
+    assert phases == ['evaluation', *['solver'] * 4, 'evaluation']
+    check_same_run(whole, workdir)
     recorded = json.loads((workdir / 'run.json').read_text())
     assert recorded['config']['schedule']['iterations'] == 2
 

@@ -14,4 +14,7 @@ def get_config():
     config.proposer.train_iterations = 0
     config.schedule.hop_ratio = (0, 1, 2, 2)
     config.pool.samples = 4
+    # As the figures in docs/results.md.
+    config.schedule.iterations = 2
+    config.eval.update(every=12, hops=(1, 2, 3, 4, 5, 6))
     return config

@@ -20,7 +20,7 @@ from zeroplay_jax.evaluation.answering import check_prompt
 from zeroplay_jax.policy.adapter_config import CONFIG_FILE, AdapterConfig
 from zeroplay_jax.retrieval.client import Client
 from zeroplay_jax.retrieval.types import SearchFailed
-from zeroplay_jax.run import build
+from zeroplay_jax.run import build, policy_settings
 from zeroplay_jax.selfplay.answers import prompt_fields
 from zeroplay_jax.selfplay.library import SearchableCorpus
 from zeroplay_jax.selfplay.recipe import recipe_class
@@ -51,7 +51,7 @@ def prompt_of(config, folder, question):
 
 
 def test_a_policy_in_its_run_is_asked_as_it_was_trained(exported):
-    config = ask.settings(exported)
+    config = policy_settings.settings(exported)
     assert (config.recipe, config.rollout.max_turns, config.world.train) == ('scope', 3, (1, 2))
     prompt = prompt_of(config, exported, 'Describe Lomi.')
     assert prompt.count('Task: Describe Lomi.') == 1
@@ -69,7 +69,7 @@ def test_the_settings_of_a_policy_are_those_of_whole_weights(exported, stored, t
         config = AdapterConfig(4, 2.0, ('k', 'q'), exported)
         (folder / CONFIG_FILE).write_text(json.dumps(config.fields()))
     for folder in folders:
-        config = ask.settings(folder)
+        config = policy_settings.settings(folder)
         assert config.policy.adapters == fields.default_config().policy.adapters
         assert config.solver.adapter == ''
         # As load_policy gives it back, to train on.
@@ -84,7 +84,7 @@ def test_prompts_flags_and_other_versions(exported, stored, index, tmp_path):
 
     def asked(recipe_name, role=None, own_prompts=()):
         """The end of the prompt in which a question is put to the role of a recipe with these prompts."""
-        config = ask.settings(exported)
+        config = policy_settings.settings(exported)
         config.recipe = recipe_name
         fields.fit_to_recipe(config)
         recipe = recipe_class(recipe_name)
@@ -109,14 +109,14 @@ def test_prompts_flags_and_other_versions(exported, stored, index, tmp_path):
         for name in [name for name, value in changes.items() if value is None]:
             del part[name]
         change_record(stored.path.parent, config=fields)
-        return ask.settings(exported).recipe
+        return policy_settings.settings(exported).recipe
 
     names = dict(asked=asked, flags=flags, settings_with=settings_with)
     check_table(pathlib.Path(__file__).parent / 'ask_settings.txt', names, tmp_path)
 
 
 def with_flags(policy, *flags):
-    return ask._with_flags(ask.settings(policy), ask._arguments([*flags, 'q']))
+    return ask._with_flags(policy_settings.settings(policy), ask._arguments([*flags, 'q']))
 
 
 def test_an_index_of_its_run_that_is_gone_is_refused(exported, stored, capsys, monkeypatch):
@@ -131,7 +131,7 @@ def test_any_folder_of_a_family_is_asked(server, tmp_path, capsys):
     address, go, _ = server
     go.set()
     folder = tiny.make_folder(tmp_path / 'random', max_position_embeddings=1100)
-    assert ask.settings(folder).sampler.context == 1100
+    assert policy_settings.settings(folder).sampler.context == 1100
     flags = f'--policy {folder} --index {address} --json --config.rollout.max_turns=1 --temperature=1 ab'
     assert main(flags.split()) == 0
     record = json.loads(capsys.readouterr().out)

@@ -4,8 +4,8 @@ import pytest
 import run_library
 from run_files import lines
 
-from zeroplay_jax import ask
 from zeroplay_jax.export import export
+from zeroplay_jax.run import policy_settings
 from zeroplay_jax.runtime import record
 from zeroplay_jax.settings.kinds import prompts_name
 
@@ -31,7 +31,7 @@ def test_rollouts_and_the_record_have_them(whole):
 
 
 def test_what_asks_and_exports_takes_those_of_the_run(whole, tmp_path):
-    assert ask.settings(whole / 'policy' / 'solver').prompts == TEXT
+    assert policy_settings.settings(whole / 'policy' / 'solver').prompts == TEXT
     for folder in export(whole, tmp_path / 'out'):
         card = (folder / 'README.md').read_text()
         assert f'| prompts | {prompts_name(TEXT)} |' in card

@@ -29,7 +29,7 @@ from zeroplay_jax.objectives.registry import did_you_mean
 from zeroplay_jax.retrieval import downloads
 from zeroplay_jax.retrieval.command import similar_path, warn_once
 from zeroplay_jax.retrieval.json_text import Unusable, type_name
-from zeroplay_jax.retrieval.rows import ONE_PER_LINE, Row, listed_fields, rows, suffix_of
+from zeroplay_jax.retrieval.rows import Row, listed_fields, rows, suffix_of
 from zeroplay_jax.retrieval.types import short
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.runtime.disk import write_text
@@ -58,6 +58,8 @@ PROVENANCE = ('source', 'line', 'document_id')
 _ASKED = ('question', 'task')
 # Fields with what a question shows besides its text (HLE).
 _PICTURES = ('image', 'images')
+# A question with other fields in it, and a column of a table.
+_TEXT_ALONE = "give its text alone; to_json(FILE, orient='records', lines=True) in pandas writes one object per row"
 # Names of a rubric's fields in HealthBench, ResearchRubrics and ResearchQA → ours.
 _RUBRIC_FIELDS = {
     'text': 'text',
@@ -166,14 +168,14 @@ def _checked(row: Row, required: tuple[str, ...]) -> dict[str, Any]:
             row.setdefault(name, row['query'])
         if name not in row:
             fix = 'write it into a field of that name'
-            if 'data' in row:
+            if name == 'question' and isinstance(row.get('data'), list):
                 fix = "jq -c '.data[].paragraphs[].qas[]' FILE writes the questions of SQuAD, one per line"
             raise ValueError(
                 f'"{name}" is missing among {listed_fields(row) or "no fields"}; {fix}'
             )
         value = row[name]
         if not isinstance(value, str):
-            fix = ONE_PER_LINE if isinstance(value, dict) else WRITE_ONE
+            fix = _TEXT_ALONE if isinstance(value, dict) else WRITE_ONE
             raise ValueError(f'"{name}" is no text ({type_name(value)}); {fix}')
         if name in _ASKED and not is_text(value):
             raise ValueError(f'"{name}" is empty')

@@ -5,11 +5,11 @@ import pathlib
 import shlex
 import shutil
 import sys
+import tomllib
 
 import pytest
-import test_papers
 from judge_server import JudgeServer
-from python_process import config_flags
+from python_process import ROOT, config_flags
 
 from zeroplay_jax.data import files
 from zeroplay_jax.evaluation import rating
@@ -17,7 +17,10 @@ from zeroplay_jax.evaluation.results import Answered
 from zeroplay_jax.extras.evolution import __main__ as command
 from zeroplay_jax.extras.evolution import questions as asked
 
-CLEAN = test_papers.CLEAN
+CLEAN = ROOT / 'zeroplay_jax' / 'mini' / 'clean'
+SMALL = config_flags('world.train=(0,4) world.evaluation=(0,2) eval.questions=2 progress=False')
+PAPERS = tomllib.loads((ROOT / 'docs' / 'papers.toml').read_text(encoding='utf-8'))
+COMMANDS = sorted({row['command'] for row in PAPERS.values() if 'command' in row})
 RUNS = pathlib.Path(__file__).parents[2] / 'golden' / 'runs'
 
 
@@ -217,7 +220,7 @@ def test_a_run_without_questions_is_refused(content, reason, tmp_path, capsys):
 
 
 # A policy is asked where its answers are rated as well.
-LINES = [line for line in test_papers.COMMANDS if line.startswith('extras.evolution ')]
+LINES = [line for line in COMMANDS if line.startswith('extras.evolution ')]
 
 
 @pytest.mark.parametrize('line', [x for x in LINES if '--metric=' in x or '--policy=' not in x])
@@ -225,7 +228,7 @@ def test_the_commands_of_papers_run_on_a_recorded_run(line, run, capsys):
     texts = {'RUN': str(run), '--policy=POLICY': f'--policy={CLEAN}', '--limit=2000': '--limit=2'}
     _, *words = [texts.get(word, word) for word in shlex.split(line)]
     if f'--policy={CLEAN}' in words:
-        words = [*words, *test_papers.SMALL, '--limit=2']
+        words = [*words, *SMALL, '--limit=2']
         # Its questions are of the miniature world, whatever system asked them.
         words = ['--config=configs/drzero.py:mini' if '--config=' in w else w for w in words]
     with JudgeServer() as judge:
