@@ -359,8 +359,7 @@ def write(
     # `read` counts the bad lines in this object.
     skipped = BadLines(source, strict, otherwise=' or pass --skip-bad-lines')
     digest = hashlib.sha256()
-    count = 0
-    long = untitled = 0
+    count = long = untitled = 0
     with _database(folder) as database, progress.Bar(None, 'passages', 'read') as bar:
         for record in _added(database, read(source, skipped, passage_words, fields)):
             line = f'{record.id}\n{record.contents}'.encode()

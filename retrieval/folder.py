@@ -138,8 +138,7 @@ def _corpus_stage(
     Raises:
       RetrievalError: the folder has the corpus of another source or other settings, or the source cannot be used.
     """
-    size = 0
-    changed = 0
+    size = changed = 0
     for path in corpus_lib.files_of(source):
         status = path.stat()
         size += status.st_size

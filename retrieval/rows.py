@@ -151,9 +151,9 @@ def _json_row(line: bytes | Unusable) -> Row:
         return Unusable('it has an escape \\ud… without its other half')
     except Unusable as error:
         # A line that does not begin an object, or only begins it, is part of a file of another form.
-        beginning = line.strip(b'\xef\xbb\xbf \t\r\n')[:2]
-        is_object = beginning.startswith(b'{') and beginning != b'{'
-        return error if is_object else Unusable(f'{error}; {ONE_PER_LINE}')
+        if re.match(rb'(\xef\xbb\xbf)?\s*{\s*\S', line):
+            return error
+        return Unusable(f'{error}; {ONE_PER_LINE}')
     return value
 
 

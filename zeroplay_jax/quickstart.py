@@ -46,7 +46,7 @@ _MAX_DOCUMENTS = 5_000
 # The split does not depend on --seed: runs with different seeds are compared on the same questions.
 _SPLIT_SEED = 0
 # The form of a file, and its compression.
-_SUFFIXES = re.compile(r'\.\w+(\.(gz|zst|bz2|xz))?$', re.IGNORECASE)
+_SUFFIXES = re.compile(r'(?i)\.\w+(\.(gz|zst|bz2|xz))?$')
 # Raised when the files in a workdir change, so that a workdir of an earlier version is not resumed.
 _FILES_VERSION = 3
 

@@ -58,8 +58,6 @@ PROVENANCE = ('source', 'line', 'document_id')
 _ASKED = ('question', 'task')
 # Fields with what a question shows besides its text (HLE).
 _PICTURES = ('image', 'images')
-# A question with other fields in it, and a column of a table.
-_TEXT_ALONE = "give its text alone; to_json(FILE, orient='records', lines=True) in pandas writes one object per row"
 # Names of a rubric's fields in HealthBench, ResearchRubrics and ResearchQA → ours.
 _RUBRIC_FIELDS = {
     'text': 'text',
@@ -103,8 +101,7 @@ def numbered_lines(path: str, *required: str, answered: bool = True) -> Iterator
     Raises:
       UserError: the file does not exist, has no line, or an unusable one.
     """
-    count = 0
-    unanswerable = 0
+    count = unanswerable = 0
     suffix = suffix_of(pathlib.Path(path))
     requirement = _requirement(required, answered, suffix)
     unit = 'row' if suffix == '.parquet' else 'line'
@@ -168,14 +165,17 @@ def _checked(row: Row, required: tuple[str, ...]) -> dict[str, Any]:
             row.setdefault(name, row['query'])
         if name not in row:
             fix = 'write it into a field of that name'
-            if name == 'question' and isinstance(row.get('data'), list):
+            if isinstance(row.get('data'), list):
                 fix = "jq -c '.data[].paragraphs[].qas[]' FILE writes the questions of SQuAD, one per line"
             raise ValueError(
                 f'"{name}" is missing among {listed_fields(row) or "no fields"}; {fix}'
             )
         value = row[name]
         if not isinstance(value, str):
-            fix = _TEXT_ALONE if isinstance(value, dict) else WRITE_ONE
+            # A text with other fields beside it, or a column of a table.
+            fix = WRITE_ONE
+            if isinstance(value, dict):
+                fix = "give its text alone; in pandas to_json(FILE, orient='records', lines=True) writes rows"
             raise ValueError(f'"{name}" is no text ({type_name(value)}); {fix}')
         if name in _ASKED and not is_text(value):
             raise ValueError(f'"{name}" is empty')
