@@ -18,9 +18,9 @@ from zeroplay_jax.types import UserError, first_line
 
 # The hosts of a TPU slice start minutes apart. This is also JAX's own default timeout.
 JOIN_SECONDS = 300.0
-# Options of glibc's mallopt(3). M_TRIM_THRESHOLD and M_MMAP_MAX: what is freed stays in the heap; M_ARENA_MAX: one heap
-# for all threads, because those of threads hold 64 MiB at most.
-_MALLOC_OPTIONS = {-1: -1, -4: 0, -8: 1}
+# Options of glibc's mallopt(3). M_TRIM_THRESHOLD and M_MMAP_MAX: what is freed stays in the heap. Threads keep heaps of
+# their own: with one for all, devices wait for its lock.
+_MALLOC_OPTIONS = {-1: -1, -4: 0}
 
 
 def divide_cpu(devices: int) -> None:
