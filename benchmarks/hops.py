@@ -6,9 +6,10 @@
     python -m benchmarks.hops --arms form majority cloning supervised_two supervised_all --seeds 0 1 2
     python -m benchmarks.hops --arms composed --seeds 0 1 2 3 4
 
-Each arm is configs/quickstart.py with the settings of `ARMS`; all but the first have two iterations and are evaluated
-with up to six hops. The start was shown chains of at most two hops
-(tools/checkpoints/base_parts.py). Runs from other starts, and of credit per turn, can be made from commit 21656cfd.
+Each arm is configs/quickstart.py with the settings of `ARMS`. All but `quickstart` have as many steps as two iterations
+of self-play, unless their settings say otherwise, and are evaluated with up to six hops. The start was shown chains of
+at most two hops (tools/checkpoints/base_parts.py). Runs from other starts, and of credit per turn, can be made from
+commit 21656cfd.
 Finished runs in --folder are not made again: give another one after a change of the code, whose hash stands beside each
 run as NAME.code. Prints a table: means over seeds, with the lowest and the highest seed; and the differences of the
 other arms from the first, paired by seed, with Student's 95 % intervals.

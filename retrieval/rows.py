@@ -259,8 +259,8 @@ def record_of(row: Mapping[str, Any], fields: Mapping[str, str]) -> Record:
         # Some files repeat the title as a first line without quotes.
         text = body.removeprefix(f'{title}\n')
     # Without a title a text stands alone, unless its own first line would be taken for one.
-    any_title = title or split(text)[0]
-    return Record(str(record_id), contents(title, text) if any_title else text, document)
+    heading = title or split(text)[0]
+    return Record(str(record_id), contents(title, text) if heading else text, document)
 
 
 def title_like(row: Mapping[str, Any]) -> str:
