@@ -14,8 +14,8 @@ def make_config(example, *roles):
     config.eval.update(questions=1, hops=(1,))
     if recipe_class(config.recipe).input_files:
         config.inputs.world_questions = 16
-    config.sampler.slots, config.micro.rows = 16, 2
+    config.sampler.slots, config.micro.rows = 8, 2
     for role in ('solver', *roles):
-        config[role].update(batch=4, samples=4, learning_rate=1e-3)
+        config[role].update(batch=2, samples=4, learning_rate=1e-3)
     check(config)
     return config

@@ -28,7 +28,7 @@ def small(config):
     """The config of a miniature run, smaller still."""
     config.world.update(train=(0, 4), evaluation=(0, 2))
     config.eval.update(questions=1, hops=(1,))
-    config.sampler.slots, config.micro.rows = 16, 2
+    config.sampler.slots, config.micro.rows = 8, 2
     # In so few rollouts a step may have no reward variance.
     config.stop_after_empty_steps = 0
     return config
@@ -56,7 +56,7 @@ def piplay_config():
 def dspo_config():
     """A filter of groups, whose surplus is kept for the next step."""
     config = small(dspo.get_config('mini'))
-    config.solver.batch = 4
+    config.solver.update(batch=2, minibatches=2)
     return config
 
 
@@ -82,7 +82,6 @@ def league_config(rank=4):
     """Snapshots of adapters, a state of the recipe, and steps that begin early."""
     config = small(ahead_runs.make_config())
     config.solver.update(steps=2, fill_rounds=1)
-    config.sampler.slots = 8
     config.schedule.iterations = 2
     config.eval.update(questions=2, every=2)
     config.checkpoint.best = 'em/mean'
@@ -105,7 +104,7 @@ def prompts_config():
     config.reward.solves = 2
     config.eval.update(questions=1, hops=(1,))
     config.rollout.update(prompt_tokens=640, max_turns=2, turn_tokens=32)
-    config.sampler.update(context=1024, slots=16)
+    config.sampler.update(context=1024, slots=8)
     config.micro.update(rows=2, tokens=1024)
     config.update(stop_after_empty_steps=0, log_trajectories=64)
     return config

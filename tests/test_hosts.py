@@ -19,7 +19,7 @@ from host_processes import (
     play,
     processes_of_script,
 )
-from python_process import PIPES, ROOT, config_flags, run_python, wait_for
+from python_process import FLAGS, PIPES, ROOT, config_flags, run_python, wait_for
 from run_files import count_steps, lines, summary_of, without_clock
 from safetensors.numpy import load_file
 from test_run import AHEAD
@@ -34,7 +34,7 @@ def two(tmp_path_factory):
     """Through the script that people use."""
     workdir = tmp_path_factory.mktemp('two') / 'run'
     command = ['launch/local_2proc.sh', '--', *RUN, f'--workdir={workdir}']
-    environment = os.environ | {'XLA_FLAGS': ''}
+    environment = os.environ | {'XLA_FLAGS': FLAGS}
     done = subprocess.run(command, cwd=ROOT, env=environment, **PIPES)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return workdir
