@@ -16,7 +16,6 @@ from zeroplay_jax.configs import (
     drzero,
     dspo,
     piplay,
-    quickstart,
     scope,
     ssp,
 )
