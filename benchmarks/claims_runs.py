@@ -205,7 +205,7 @@ def config_of(arm: str, seed: int):
     config.micro.rows = 4
     config.sampler.update(slots=64, attention='used')
     config.checkpoint.every = 1000
-    config.update_from_flattened_dict(ablations.ROWS[f'{system}/{row}'] if row else {})
+    config.update_from_flattened_dict(ablations.of_small_run(f'{system}/{row}') if row else {})
     config.update_from_flattened_dict(settings)
     if start:
         config.policy.path = str(PACKAGE / 'mini' / start)

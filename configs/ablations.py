@@ -11,6 +11,7 @@ import importlib
 
 from zeroplay_jax.configs.scope import TYPES
 from zeroplay_jax.objectives.registry import did_you_mean
+from zeroplay_jax.settings.kinds import EXAMPLE_TASKS
 
 # Settings of a role by estimator, see `_of`.
 _GRPO = {
@@ -32,9 +33,12 @@ _MAJORITY = {
     'schedule.initial_document': False,
     'reward.format_weight': 0.0,
 }
+# One policy in both roles, because the paper says of R-Zero and Dr. Zero alone that they have two.
+_SQLM = {**_MAJORITY, 'reward.difficulty': 'solvable', 'weights': 'shared'}
 # A ratio per token and a mean over tokens, as in DAPO, and what Search-R1 changes of it.
 _TOKEN_RATIO = {'loss': 'token_pg', 'aggregation': 'token', 'clip_low': 0.2}
 _SEARCH_R1 = _TOKEN_RATIO | {'filter_groups': False, 'clip_high': 0.2, 'kl_coef': 0.001}
+_PPO = {'baseline': 'value', 'scale': 'batch', 'samples': 1, 'minibatches': 2}
 _FROM_MEMORY = '''
 [solver]
 user = """
@@ -42,6 +46,8 @@ Think about the question inside <think> and </think>, then give only the short a
 
 Question: {question}"""
 '''
+# All documents of four other trajectories.
+_NOISE_OF_CODE = {'ssp.noise_unit': 'trajectory'}
 _JUDGE_CHECKER = {'ssp.checker': 'judge', 'judge.kind': 'endpoint'}
 # Lengths for models that think, in slots as long as π-Play's student (table 6).
 _LONG = {
@@ -56,6 +62,8 @@ _QWEN3 = {
     'tools.syntax': 'qwen',
     'rollout.drop_thinking': True,
 }
+# SSP's table 5 and figure 5 have the model before its instruction tuning.
+_BASE_MODEL = {'policy.path': 'checkpoints/Qwen2.5-7B'}
 
 
 def _of(role, settings):
@@ -63,10 +71,30 @@ def _of(role, settings):
     return {f'{role}.{name}': value for name, value in settings.items()}
 
 
+def _elsewhere(model, **of_solver):
+    """Returns the settings of Search-R1's script where Dr. Zero and π-Play compare with it.
+
+    They have their own model and search engine, and exact match; its steps are many more than their 150.
+    """
+    script = {'samples': 5, 'batch': 512, 'minibatches': 2, 'steps': 1005}
+    return {
+        **_of('solver', _SEARCH_R1 | script | of_solver),
+        'policy.path': f'checkpoints/{model}',
+        'retrieval.path': 'indexes/wiki18_e5',
+        'reward.answer': 'em',
+        'eval.metric': 'none',
+    }
+
+
 def _judge(**models):
-    """Returns the settings of a run of Qwen3-8B with a served judge; `models`: fields of config.judge that differ."""
+    """Returns the settings of a run of Qwen3-8B with a served judge; `models`: fields of config.judge that differ.
+
+    It begins after an iteration of scope/qwen3_8b and trains the solver alone (`recipes/README.md`).
+    """
     return {
         **_QWEN3,
+        'schedule.iterations': 1,
+        'proposer.train_iterations': 0,
         'judge.kind': 'endpoint',
         'judge.model': 'Qwen3-8B',
         'judge.timeout': 600.0,
@@ -85,18 +113,24 @@ ROWS = {
     'ssp/reinforce_reinforce': _of('solver', _REINFORCE | _SUM),
     'ssp/grpo_reinforce': _of('proposer', _GRPO) | _of('solver', _REINFORCE | _SUM),
     'ssp/grpo_grpo': _of('proposer', _GRPO),
-    'ssp/dummy_padding': {'ssp.fill': 'pad'},
-    'ssp/dynamic_resampling': {'ssp.fill': 'resample'},
-    'ssp/replay_full': {'ssp.fill': 'replay_full'},
+    # Compared with ssp/base_model, which forgets earlier questions every ten steps.
+    'ssp/base_model': _BASE_MODEL,
+    'ssp/dummy_padding': {**_BASE_MODEL, 'ssp.fill': 'pad'},
+    # After five further rounds a batch stays short (ssp.fill_rounds).
+    'ssp/dynamic_resampling': {**_BASE_MODEL, 'ssp.fill': 'resample'},
+    'ssp/replay_full': {**_BASE_MODEL, 'ssp.fill': 'replay_full'},
     'ssp/no_check': {'ssp.answerability_check': False},
+    # The config has four single documents.
     'ssp/noise_0': {'ssp.noise': 0},
     'ssp/noise_1': {'ssp.noise': 1},
     'ssp/noise_7': {'ssp.noise': 7},
+    'ssp/noise_trajectories': _NOISE_OF_CODE,
     'ssp/penalty': {'ssp.invalid_reward': -0.1, 'ssp.fill': 'replay_full'},
     'ssp/code': {
         'ssp.first_update': 'proposer',
         'ssp.code_gate': True,
         'ssp.strict_format': False,
+        **_NOISE_OF_CODE,
         **_JUDGE_CHECKER,
         'solver.scale': 'std',
         'solver.aggregation': 'token',
@@ -111,7 +145,10 @@ ROWS = {
     'ssp/judge_checker': _JUDGE_CHECKER,
     # The start from R-Search's checkpoint, which also writes <original_evidence>: its prompt (appendix D) goes into
     # config.prompts. From the other instruction-tuned starts policy.path alone changes; Qwen3 thinks.
-    'ssp/r_search': {'tools.syntax': 'r_search'},
+    'ssp/r_search': {
+        'policy.path': 'checkpoints/R-Search-7b-grpo',
+        'tools.syntax': 'r_search',
+    },
     'ssp/qwen3_8b': _QWEN3,
     # Dr. Zero: hop ratio, estimator; table 7, whose rows have one iteration and are compared with 'iterations_1';
     # iterations, baselines, released code.
@@ -125,8 +162,7 @@ ROWS = {
     'drzero/iterations_1': {'schedule.iterations': 1},
     'drzero/iterations_2': {'schedule.iterations': 2},
     # The baselines SQLM* and R-Zero* of table 2, as read here: recipes/README.md says what is and what is not theirs.
-    # One policy in both roles, because the paper says of R-Zero and Dr. Zero alone that they have two.
-    'drzero/sqlm': {**_MAJORITY, 'reward.difficulty': 'solvable', 'weights': 'shared'},
+    'drzero/sqlm': _SQLM,
     # 10 answers per question, trained on where 3 to 7 agree.
     'drzero/r_zero': {
         **_MAJORITY,
@@ -140,8 +176,9 @@ ROWS = {
         'solver.singleton': 'raw',
         'drzero.separate_format': False,
     },
-    # π-Play: what the teacher sees, the weight of distillation (alpha_qwen3: that of Qwen3-4B and Qwen3-8B; 0.0 is
-    # no_distillation), K, direction (SDPO's code: jsd), teacher's rate.
+    # π-Play: SQLM* with its model; what the teacher sees, the weight of distillation (alpha_qwen3: that of Qwen3-4B and
+    # Qwen3-8B; 0.0 is no_distillation), K, direction (SDPO's code: jsd), teacher's rate.
+    'piplay/sqlm': {**_SQLM, 'solver.distill_top_k': 0},
     'piplay/privileged_none': {'privileged.kind': 'none'},
     'piplay/privileged_answer': {'privileged.kind': 'answer'},
     'piplay/privileged_answer_hop': {'privileged.kind': 'answer_hop'},
@@ -166,16 +203,17 @@ ROWS = {
     'dspo/dapo': _of('solver', _TOKEN_RATIO | {'kl_coef': 0.0, 'clip_high': 0.28}),
     'dspo/search_r1_grpo': _of('solver', _SEARCH_R1),
     'dspo/search_r1_ppo': {
-        **_of('solver', _SEARCH_R1 | {'baseline': 'value', 'scale': 'batch', 'samples': 1}),
+        **_of('solver', _SEARCH_R1 | _PPO),
         'solver.batch': 512,
-        'solver.minibatches': 2,
     },
+    # In table 1 of Dr. Zero and in π-Play's main table; which estimator it has there is not said.
+    'dspo/search_r1_drzero': _elsewhere('Qwen2.5-3B-Instruct', **_PPO),
+    'dspo/search_r1_piplay': _elsewhere('Qwen3-4B-Instruct-2507'),
     # R1, without search (Dr. Zero, table 1). That table's supervised fine-tuning is no part of this package.
     'dspo/r1_grpo': {
-        **_of('solver', _SEARCH_R1),
+        **_elsewhere('Qwen2.5-3B-Instruct'),
         'tools.names': (),
         'prompts': _FROM_MEMORY,
-        'reward.answer': 'em',
     },
     'dspo/gmpo': _of('solver', {'loss': 'geometric_pg', 'clip_low': 0.4, 'clip_high': 0.4}),
     'dspo/dense': {
@@ -183,24 +221,23 @@ ROWS = {
     },  # in place of BM25; the size of the model is policy.path
     'dspo/drop_surplus': {'solver.surplus': 'drop'},
     'dspo/exact_match': {'reward.answer': 'em'},
-    # SCOPE: types of task, gates, length factor, frozen challenger, iterations, window, released code.
-    'scope/no_gates': {'scope.gates': False},
+    # SCOPE: gates, length factor, frozen challenger, iterations, types of task, window, released code. The paper's
+    # ablations are of Qwen3-8B, which is its own judge there.
+    'scope/qwen3_8b': _QWEN3,
+    'scope/no_gates': {**_QWEN3, 'scope.gates': False},
     # The gate before it read the source alone: tasks about the passages found pass.
     'scope/relevant_to_evidence': {'scope.relevant_to': 'evidence'},
-    'scope/no_length_factor': {'scope.length_factor': False},
-    'scope/frozen_challenger': {'proposer.train_iterations': 1},
-    **{f'scope/iterations_{n}': {'schedule.iterations': n} for n in (4, 5, 6)},
-    # Compared with scope/qwen3_8b, which has all four types.
+    'scope/no_length_factor': {**_QWEN3, 'scope.length_factor': False},
+    'scope/frozen_challenger': {**_QWEN3, 'proposer.train_iterations': 1},
+    **{f'scope/iterations_{n}': {**_QWEN3, 'schedule.iterations': n} for n in (4, 5, 6)},
     **{
         f'scope/without_{kind}': {**_QWEN3, 'inputs.types': tuple(k for k in TYPES if k != kind)}
         for kind in TYPES
     },
-    'scope/olmo': {'tools.syntax': 'olmo'},
-    # GRPO on given tasks and rubrics.
+    'scope/olmo': {'policy.path': 'checkpoints/OLMo-3-7B-Instruct', 'tools.syntax': 'olmo'},
+    # GRPO on given tasks and rubrics, with as many steps of the solver.
     'scope/given_tasks': {'inputs.tasks': 'data/tasks.jsonl'},
-    # The paper's ablations are of Qwen3-8B, ours of the config's model: this row has the other one, which is its own
-    # judge. It is also what the sizes of the judge (figure 4) are compared with.
-    'scope/qwen3_8b': _QWEN3,
+    # Sizes of the judge (figure 4), compared with the second iteration of scope/qwen3_8b.
     'scope/grader_4b': _judge(grade_model='Qwen3-4B'),
     'scope/grader_32b': _judge(grade_model='Qwen3-32B'),
     'scope/rubric_writer_4b': _judge(rubric_model='Qwen3-4B'),
@@ -227,13 +264,23 @@ def get_config(name=''):
     config = importlib.import_module(f'zeroplay_jax.configs.{row.split("/")[0]}').get_config(
         variant
     )
-    settings = dict(ROWS[row])
+    settings = ROWS[row]
     if variant:
-        # A small run keeps its numbers of steps, its batches, and its policy with syntax and prompts that it knows.
-        kept = ['policy.path', 'tools.syntax', 'prompts']
-        kept += [field for field in settings if field.endswith(('.batch', '.steps'))]
-        if 'policy.path' in settings:
-            kept += ['rollout.drop_thinking', *_LONG]
-        settings = {field: value for field, value in settings.items() if field not in kept}
+        settings = of_small_run(row)
     config.update_from_flattened_dict(settings)
     return config
+
+
+def of_small_run(row):
+    """Returns the settings of a row without its model and files: a small run has a policy and tasks of its own."""
+    settings = dict(ROWS[row])
+    of_model = {'policy.path', 'tools.syntax', 'prompts'}
+    if 'policy.path' in settings:
+        of_model |= {'rollout.drop_thinking', *_LONG}
+    if 'inputs.tasks' in settings:
+        settings['inputs.tasks'] = str(EXAMPLE_TASKS)
+    return {
+        field: value
+        for field, value in settings.items()
+        if field not in of_model and not field.endswith(('.batch', '.steps'))
+    }

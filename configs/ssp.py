@@ -19,9 +19,11 @@ Where paper and released code differ, this config follows the paper: the solver'
 deviation and every answer weighs the same (eq. 4); the proposer's loss is a plain sum (eq. 5) without a KL term. Unlike
 table 4 (mini-batches of 128 of 256), the proposer makes one update per batch, as the code does: its loss has no ratio.
 The checker is the policy itself, as in algorithm 1; greedy is ours. The released code asks the server that also judges
-(ssp.checker, rows ssp/code and ssp/judge_checker). Proposer and solver have optimisers of their own; the code has one
-for both (shared_optimizer), and the paper says neither. Every evaluation of the run also measures answers by the judge,
-as the paper does (eval.metric). Every value with its source: docs/hyperparameters.md.
+(ssp.checker, rows ssp/code and ssp/judge_checker). Noise is single documents of other trajectories (section 4.4); the
+code adds all documents of so many trajectories (rows ssp/code and ssp/noise_trajectories). Proposer and solver have
+optimisers of their own; the code has one for both (shared_optimizer), and the paper says neither. Every evaluation of
+the run also measures answers by the judge, as the paper does (eval.metric). Every value with its source:
+docs/hyperparameters.md.
 """
 
 from zeroplay_jax.configs import common
@@ -33,9 +35,8 @@ def get_config(variant=''):
     config = common.get_config('ssp')
     config.weights = 'shared'  # one policy plays both roles (section 3.1)
     config.schedule.update(iterations=1, hop_ratio=(4, 3, 2))  # ratio and order: inferred
-    config.ssp.update(
-        answerability_check=True, noise=4, noise_unit='trajectory'
-    )  # tables 3 and 4; unit: the code
+    # Tables 3 and 4; single documents: section 4.4
+    config.ssp.update(answerability_check=True, noise=4, noise_unit='document')
     config.ssp.update(fill='replay_reset', fill_period=10)  # tables 4 and 5; 10: appendix
     config.ssp.update(first_update='solver', invalid_reward=0.0)  # algorithm 1
     config.ssp.checker = 'policy'  # algorithm 1, line 4
@@ -82,7 +83,7 @@ def _mini(config):
     for role in (config.proposer, config.solver):
         role.update(steps=3, warmup_steps=0, batch=8, learning_rate=1e-4)
     config.solver.samples = 3
-    config.ssp.update(noise=2, noise_unit='document', strict_format=False)
+    config.ssp.update(noise=2, strict_format=False)
     config.reward.answer = 'em'
     config.eval.metric = 'none'
     config.world.train = (0, 4)

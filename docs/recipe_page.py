@@ -36,7 +36,7 @@ NAMES = {
     'recipes.proposing': """
         propose Proposal read_proposal proposal_row question_record path_of teacher_prompt
     """,
-    'recipes.solving': 'solver_rows attempts attempt Attempt solve_count overlong_part',
+    'recipes.solving': 'solver_rows attempts attempt Attempt solve_count',
     'recipes.drzero': 'Recipe Recipe.proposals Recipe.pool_question',
     'objectives.rewards': 'difficulty',
     'objectives.answers': 'normalize_answer sub_exact_match extract_last majority_answer',

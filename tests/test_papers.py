@@ -11,6 +11,7 @@ from zeroplay_jax.configs import ablations
 from zeroplay_jax.configuration import fields
 from zeroplay_jax.mini.world import World, evaluation_questions
 from zeroplay_jax.runtime import record
+from zeroplay_jax.selfplay import recipe as recipes
 
 PAPERS = tomllib.loads((ROOT / 'docs' / 'papers.toml').read_text(encoding='utf-8'))
 # Numbers of tables and figures, appendices included. π-Play's first four tables have none in its text.
@@ -46,6 +47,84 @@ def test_no_table_or_figure_of_a_paper_is_left_out(paper):
     places = [name.partition(', ')[2] for name in PAPERS if name.startswith(f'{paper}, ')]
     for kind, expected in NUMBERS[paper].items():
         assert set().union(*(numbers(kind, place) for place in places)) >= set(expected), kind
+
+
+def rows_of_papers():
+    """Row → what the papers say of it, by hand; None of one that no paper has."""
+    rows = {}
+    for line in (ROOT / 'tests' / 'golden' / 'rows.txt').read_text(encoding='utf-8').splitlines():
+        if line and not line.startswith('#'):
+            row, *columns = re.split(r'  +', line)
+            rows[row] = columns or None
+    return rows
+
+
+def config_of(row, variant=''):
+    if '/' in row:
+        return ablations.get_config(f'{row}:{variant}' if variant else row)
+    return fields.config(row, *filter(None, [variant]))
+
+
+def phases_of(config):
+    """The schedule, which is a function of the config alone."""
+    return recipes.answering_recipe(fields.frozen(config)).phases()
+
+
+def measures_of(config):
+    """What answers are paid and measured by."""
+    recipe = recipes.recipe_class(config.recipe)
+    if recipe.has_open_tasks and 'grade' in recipe.judgements(fields.frozen(config)):
+        return {'rubrics'}
+    measured = config.eval.metric
+    # Exact match is always measured.
+    return {config.reward.answer, 'em' if measured == 'none' else measured}
+
+
+def as_many_steps(said, steps):
+    """Whether a role's steps per iteration are what a paper says: 3x50, 150-200, >150, 0, or -."""
+    if said == '-':
+        return True
+    if 'x' in said:
+        iterations, of_each = map(int, said.split('x'))
+        return steps == [of_each] * iterations
+    if said.startswith('>'):
+        return sum(steps) > int(said[1:])
+    low, _, high = said.partition('-')
+    return int(low) <= sum(steps) <= int(high or low)
+
+
+ROWS_OF_PAPERS = rows_of_papers()
+
+
+def test_every_row_is_read_from_its_paper_or_is_called_ours():
+    systems = {row for row in ROWS_OF_PAPERS if '/' not in row}
+    assert systems == set(recipes.BUILT_IN)
+    assert set(ROWS_OF_PAPERS) - systems == ablations.ROWS.keys()
+
+
+@pytest.mark.parametrize('row', [row for row, said in ROWS_OF_PAPERS.items() if said])
+def test_a_row_has_model_engine_metric_and_steps_of_its_paper(row):
+    _, model, engine, metric, of_proposer, of_solver = ROWS_OF_PAPERS[row]
+    config = config_of(row)
+    assert model in ('-', config.policy.path.removeprefix('checkpoints/'))
+    searched = config.retrieval.path.rpartition('_')[2] if config.tools.names else 'none'
+    assert (searched, measures_of(config)) == (engine, {metric})
+    steps = {'proposer': [], 'solver': []}
+    for phase in phases_of(config):
+        for role in phase.trains:
+            steps[role].append(phase.steps)
+    assert as_many_steps(of_proposer, steps['proposer']), steps
+    assert as_many_steps(of_solver, steps['solver']), steps
+
+
+@pytest.mark.parametrize('variant', ['', 'mini'])
+def test_an_iteration_more_is_a_longer_schedule(variant):
+    for row in ROWS_OF_PAPERS:
+        config = config_of(row, variant)
+        phases = phases_of(config)
+        config.schedule.iterations += 1
+        longer = phases_of(config)
+        assert longer[: len(phases)] == phases and len(longer) > len(phases), row
 
 
 def test_one_policy_of_a_run_is_answered_by_another(tmp_path):

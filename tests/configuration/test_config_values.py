@@ -16,7 +16,6 @@ from zeroplay_jax.configs import (
     drzero,
     dspo,
     piplay,
-    quickstart,
     scope,
     ssp,
 )
@@ -27,10 +26,9 @@ from zeroplay_jax.selfplay.library import NoDocuments
 from zeroplay_jax.settings import schema
 from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, ConfigError, Section
 
-PAGES = [(quickstart, ())] + [
-    (p, v) for p in (cross, drzero, dspo, piplay, scope, ssp) for v in ((), ('mini',))
-]
-PAGES += [(ablations, (row + variant,)) for row in ablations.ROWS for variant in ('', ':mini')]
+# Their small runs: test_small_starts.py.
+PAGES = [(page, ()) for page in (cross, drzero, dspo, piplay, scope, ssp)]
+PAGES += [(ablations, (row,)) for row in ablations.ROWS]
 
 
 @pytest.mark.parametrize('page,variant', PAGES)

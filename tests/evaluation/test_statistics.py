@@ -50,6 +50,7 @@ def test_summary_and_table_have_the_same_headline():
     summary = json.loads(json.dumps(statistics.summarise(before, after)))
     assert summary['em_before'] == pytest.approx(0.25)
     assert summary['em_after'] == pytest.approx(0.95)
+    assert summary['hops'] == [1, 2, 3]
     assert summary['questions'] == 60 and summary['questions_by_hop']['4'] == 20
     assert summary['em_by_hop']['after'] == {'1': 1.0, '2': 0.95, '3': 0.9, '4': 0.5}
     low, high = summary['ci95']['after']

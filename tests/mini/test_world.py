@@ -1,11 +1,14 @@
 import itertools
+import json
 import re
 
 import numpy as np
 import pytest
 
+from zeroplay_jax.configs import scope
 from zeroplay_jax.mini import names as names_lib
 from zeroplay_jax.mini import world as world_lib
+from zeroplay_jax.settings.kinds import EXAMPLE_TASKS
 
 World = world_lib.World
 
@@ -26,6 +29,14 @@ def test_same_seed_same_world():
     assert one.facts == two.facts
     assert one.chain(3, rng()) == two.chain(3, rng())
     assert one.passages != World(4).passages
+
+
+def test_the_example_tasks_are_those_of_the_worlds_of_a_small_run():
+    worlds = [World(seed) for seed in range(*scope.get_config('mini').world.train)]
+    drawn = world_lib.evaluation_tasks(worlds, 12, (2, 3))
+    expected = [(task['question'], [one['text'] for one in task['rubrics']]) for task in drawn]
+    lines = map(json.loads, EXAMPLE_TASKS.read_text(encoding='utf-8').splitlines())
+    assert [(line['task'], line['rubrics']) for line in lines] == expected
 
 
 def test_names_are_unique_over_worlds_and_splits():

@@ -25,7 +25,6 @@ from zeroplay_jax.objectives.rewards import (
     closes_window,
     difficulty,
     length_factor,
-    overlong_penalty,
     rubric_score,
     search_bonus,
     stratify,
@@ -45,6 +44,36 @@ PROPOSAL = dict(
 THINKS = '<think>a</think><search>b</search>'
 QUESTION = 'Which town is the birthplace of the author of the old chronicle named Gumu?'
 CODE = dict(chars=(10, 1000), words=10, searches=2, distinct=True, whole_words=False)
+
+
+# Letter → tag of an element of a printed rollout; w: words outside tags.
+TAGS = dict(T='think', S='search', C='tool_call', Q='question', A='answer', E='original_evidence')
+
+
+def turns(structure):
+    """The turns of a rollout that a paper prints, such as 'T S / T A', with words of our own."""
+    texts = []
+    for letters in structure.split('/'):
+        tags = [TAGS.get(letter) for letter in letters.split()]
+        texts.append('\n'.join(f'<{tag}> words </{tag}>' if tag else 'words' for tag in tags))
+    return texts
+
+
+def proposer(structure, hops):
+    """The parts of Dr. Zero's form, and their mean, of a printed proposal whose searches were answered."""
+    written = turns(structure)
+    calls = structure.count('C')
+    texts = {tag: extract_last(written[-1], tag) for tag in ('question', 'answer')}
+    parts = drzero_separate_format(written, calls=calls, responses=calls, hops=hops, **texts)
+    return list(parts.values())
+
+
+def solver(structure):
+    """The parts of SCOPE's form of a printed solution."""
+    written = turns(structure)
+    answer = extract_last(written[-1], 'answer')
+    parts = scope_solver_format(written, searches=structure.count('S'), answer=answer)
+    return [parts[name] for name in ('think', 'tool', 'answer')]
 
 
 def score(**changes):
@@ -102,9 +131,6 @@ def test_golden_proposer_rewards(golden):
     for kind, name in kinds.items():
         given = [difficulty(sum(bits), len(bits), kind) for bits in inputs['ssp_solver_bits']]
         assert given == approx(expected[name], abs=1e-9)
-    limits = dict(limit=inputs['overlong_max'], buffer=inputs['overlong_buffer'])
-    given = [overlong_penalty(tokens, **limits) for tokens in inputs['overlong_lengths']]
-    assert given == approx(expected['overlong_penalty'], abs=1e-9)
     inputs, expected = golden['hrpo']
     difficulties = [difficulty(k, inputs['n']) for k in inputs['k_correct']]
     assert difficulties == expected['difficulty']

@@ -13,7 +13,7 @@ from zeroplay_jax.configs import scope
 from zeroplay_jax.recipes.datasets import SeedDocument
 from zeroplay_jax.recipes.scope import Recipe
 from zeroplay_jax.selfplay.library import Document
-from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, Step, TaskPool
+from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, Step, TaskPool, all_steps
 from zeroplay_jax.settings.kinds import refuse
 from zeroplay_jax.types import Question, Task, TaskDropped
 
@@ -156,6 +156,19 @@ def solved(judge, **changes):
 
 def test_episodes_of_every_phase():
     check_table(pathlib.Path(__file__).parent / 'scope.txt', globals())
+
+
+def test_given_tasks_go_on_where_the_last_iteration_ended(tmp_path):
+    lines = [{'task': f'Describe {number}.', 'rubrics': ['Names it.']} for number in range(12)]
+    path = input_files.write(tmp_path / 'tasks.jsonl', *lines)
+    changes = dict(schedule__iterations=3, solver__steps=2, solver__batch=2, inputs__tasks=path)
+    game = Recipe(configured(**changes), scripted.library())
+    drawn = []
+    for step in all_steps(game.phases()):
+        cursor = BatchCursor(phase=2 * step.index, missing=2)
+        drawn += [task.payload.text for task in game.tasks(step, TaskPool(), cursor)]
+    # Three iterations of two steps read all twelve once.
+    assert len(drawn) == len(set(drawn)) == 12
 
 
 def test_types_are_in_equal_parts_of_a_batch_whatever_names_them(tmp_path):

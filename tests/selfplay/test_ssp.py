@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import re
 
 import pytest
 import scripted
@@ -143,9 +144,49 @@ def test_the_check_mixes_in_what_others_read(noise, seen):
     context = ScriptedContext(proposer=proposals, checker=WRONG)
     game = recipe(ssp__noise=noise, proposer__batch=3)
     tasks = game.tasks(STEP, TaskPool(), BatchCursor(missing=3))
-    assert [len(t.payload.noise_from) for t in tasks] == [min(noise, 2)] * 3
     scripted.run_episodes(game, context, STEP, tasks)
     assert [text.count('Title:') for text in checked(context)] == [seen] * 3
+
+
+def noise_of(game, *others, read=(LOMI,)):
+    """Ids of what the check of the first of several answers mixes in; `others`: what the other proposers read."""
+    proposals = [hidden(found=found) for found in (read, *others)]
+    context = ScriptedContext(proposer=proposals, checker=WRONG[:1] * len(proposals))
+    tasks = game.tasks(STEP, TaskPool(), BatchCursor(missing=len(proposals)))
+    scripted.run_episodes(game, context, STEP, tasks)
+    (documents,) = [
+        fields['documents']
+        for role, identity, _, fields in context.asked
+        if role == 'checker' and identity[:2] == tasks[0].identity
+    ]
+    return set(map(int, re.findall(r'Title: "?P(\d+)', documents)))
+
+
+def passages(*numbers):
+    return [dict(id=number, title=f'P{number}', text='Text.') for number in numbers]
+
+
+def test_noise_is_so_many_single_documents_of_other_proposers():
+    """As in section 4.4: four documents, whatever each of the others read."""
+    others = [passages(10), [], passages(10), passages(1, 2), passages(*range(20, 30))]
+    others += [passages(30), passages(31), passages(40)]
+    read = passages(1, 2, 3)
+    game = recipe(ssp__noise=4, proposer__batch=9)
+    noise = noise_of(game, *others, read=read) - {1, 2, 3}
+    # None from a proposer that found nothing, or only what is known; one from each of the first four others.
+    assert noise - {*range(20, 30)} == {10, 30, 31} and len(noise) == 4
+    everything = recipe(ssp__noise=5, ssp__noise_unit='trajectory', proposer__batch=9)
+    assert noise_of(everything, *others, read=read) - {1, 2, 3} == {10, *range(20, 30)}
+
+
+def test_the_documents_of_the_noise_are_drawn_by_seed_and_task():
+    drawn = {}
+    for seed in range(8):
+        game = recipe(ssp__noise=1, proposer__batch=2)
+        game.config.seed = seed
+        drawn[seed] = noise_of(game, passages(*range(10, 20)))
+        assert drawn[seed] == noise_of(game, passages(*range(10, 20)))
+    assert len(set(map(frozenset, drawn.values()))) > 3
 
 
 def test_a_passage_that_both_read_is_no_noise():
@@ -157,7 +198,7 @@ def test_a_passage_that_both_read_is_no_noise():
 def test_late_answers_are_checked_among_as_many_neighbours():
     cursor = BatchCursor(phase=8, step=8, round=1, missing=1, external=8)
     (late,) = recipe(ssp__fill='resample', ssp__noise=4).tasks(STEP, TaskPool(), cursor)
-    assert late.payload.noise_from == ((7, 0), (7, 1), (7, 2), (7, 3))
+    assert late.payload.noise_from == tuple((7, number) for number in range(8))
 
 
 def test_replayed_questions_do_not_use_up_the_deck():
@@ -214,7 +255,7 @@ BARE = dataclasses.replace(BARE, turns=(Turn('Tarva it is: <answer>Tarva</answer
 def test_a_response_that_deviates_from_the_format_earns_nothing():
     strict = dict(ssp__strict_format=True, ssp__answerability_check=False)
     solved = episode(solver=[TARVA, BARE, TARVA], **strict)
-    # Of three right answers one has no thought: it counts as wrong for both roles.
+    # Of three right answers one has text outside tags: it counts as wrong for both roles.
     assert 'rewards [0.333, 1.0, 0.0, 1.0]' in solved and 'solved 2' in solved
     assert 'rewards [0.0, 1.0, 1.0, 1.0]' in episode(
         solver=[TARVA, BARE, TARVA], ssp__answerability_check=False

@@ -160,10 +160,6 @@ def lengths(config: Config, recipe: type[Recipe]) -> Iterator[Problem]:
     if config.sampler.chunk > context:
         text = f'longer than a slot; give at most {context} (sampler.context)'
         yield Problem('sampler.chunk', text)
-    if config.reward.overlong_buffer > context:
-        yield Problem(
-            'reward.overlong_buffer', f'longer than a slot (sampler.context={context}); give less'
-        )
     if config.judge.kind == 'policy' and config.judge.tokens >= context:
         text = f'a reply leaves no room for a prompt in a slot of {context} (sampler.context); give less'
         yield Problem('judge.tokens', text)

@@ -12,7 +12,7 @@ count have 0.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -77,7 +77,8 @@ def summarise(before: Samples, after: Samples) -> dict[str, Any]:
       after: the same questions in the same order.
 
     Returns:
-      {'em_before', 'em_after': float, 'em_by_hop': {'before', 'after': {hop: float}},
+      {'em_before', 'em_after': float, 'hops': [int], those that the headline averages,
+      'em_by_hop': {'before', 'after': {hop: float}},
       'ci95': {'before', 'after': [low, high]} of the headline, 'questions': int, the questions of the headline,
       'questions_by_hop': {hop: int}, 'ci95_by_hop': {'before', 'after': {hop: [low, high]}},
       'difference': [mean, low, high] of the headline, 'difference_by_hop': {hop: [mean, low, high]}}.
@@ -98,6 +99,7 @@ def summarise(before: Samples, after: Samples) -> dict[str, Any]:
     return {
         'em_before': of_headline['before'][0],
         'em_after': of_headline['after'][0],
+        'hops': averaged(before_by_hop),
         'em_by_hop': means,
         'ci95': {side: of_headline[side][1:] for side in sides},
         'questions': of_headline['items'],
@@ -139,6 +141,11 @@ def headline(correct: Mapping[int, Scores]) -> dict[int, Scores]:
     return selected or dict(correct)
 
 
+def averaged(hops: Iterable[int]) -> list[int]:
+    """Returns those of the evaluated hop counts that the headline averages, ascending."""
+    return sorted(headline(dict.fromkeys(hops, ())))
+
+
 def before_after_table(before: Samples, after: Samples, demonstrated: int | None = None) -> str:
     """Returns exact match with 95 % intervals as plain text: a line per hop count, then the headline mean.
 
@@ -156,9 +163,8 @@ def before_after_table(before: Samples, after: Samples, demonstrated: int | None
         if demonstrated is not None and hop > demonstrated:
             label += ' (not demonstrated)'
         samples[label] = flags, after_by_hop[hop]
-    # Without any hop count of the headline, the figures are the mean over all hop counts.
-    averaged = ', '.join(str(hop or 'no hops') for hop in before_by_hop if hop in HEADLINE)
-    samples[f'mean of {averaged}' if averaged else 'mean'] = before_by_hop, after_by_hop
+    names = ', '.join(str(hop or 'no hops') for hop in averaged(before_by_hop))
+    samples[f'mean of {names}'] = before_by_hop, after_by_hop
     rows = [['hops', 'questions', 'before', 'after', 'change']]
     for label, sides in samples.items():
         one = summarise_scores(*sides)

@@ -67,7 +67,8 @@ def write_figure(name: str, runs: Sequence[Json], out: str | os.PathLike[str]) -
             )
         prefix = f'{run["name"]}: ' if len(runs) > 1 else ''
         for metric, (x, y) in lines.items():
-            (line,) = axes.plot(x, y, 'o-', markersize=3, label=prefix + metric)
+            label = f'{prefix}{metric}{_averaged(run) if metric == "em/mean" else ""}'
+            (line,) = axes.plot(x, y, 'o-', markersize=3, label=label)
             if metric == 'em/mean' and 'x' not in figure:
                 _draw_band(axes, x, run['summary'], line.get_color())
     # Points [x, y], or the height of a horizontal line.
@@ -79,6 +80,13 @@ def write_figure(name: str, runs: Sequence[Json], out: str | os.PathLike[str]) -
             style['label'] += f' {values:g}'
             axes.axhline(values, **style)
     return save(drawing, axes, out)
+
+
+def _averaged(run: Json) -> str:
+    """Returns which hop counts the mean exact match of a run is over, as ' (hops 1, 2, 3)'; '' without hop counts."""
+    names = {name for record in run['metrics'] for name in record if name.startswith('em/hop')}
+    hops = statistics.averaged(int(name.removeprefix('em/hop')) for name in names)
+    return f' (hops {", ".join(map(str, hops))})' if hops else ''
 
 
 def _draw_band(axes: Any, x: Sequence[float], summary: Json, colour: str) -> None:

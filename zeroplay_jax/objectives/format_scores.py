@@ -206,26 +206,27 @@ _TAG = re.compile(r'<(/?)(\w+)>\s*')
 
 
 def ssp_format(turns: Sequence[str]) -> bool:
-    """Returns whether a response keeps to the format (SSP, appendix A.2): every turn is a thought, then other tags."""
-    return all(map(_is_formatted, turns))
+    """Returns whether a response keeps to the format (SSP, appendix A.2): its turns have no text outside tags.
+
+    A turn may go without a thought, as in a solution that the paper prints (table 10), but not end with one.
+    """
+    return all(map(_is_tagged, turns))
 
 
-def _is_formatted(turn: str) -> bool:
-    """Returns whether a turn is a thought, then a call or what ends the response, with nothing outside tags."""
+def _is_tagged(turn: str) -> bool:
+    """Returns whether a turn is a sequence of closed elements, of which the last one is no thought."""
     turn = turn.lstrip()
-    if not turn.startswith('<think>'):
-        return False
     # One pass, because a pattern would try every way to pair the tags of a turn that repeats them. An element may hold
     # tags of its own name: it ends with any of the later closing ones.
     opened = set()
     end, name = 0, ''
-    for tag in _TAG.finditer(turn, len('<think>')):
+    for tag in _TAG.finditer(turn):
         closing, name = tag.groups()
         if not closing and tag.start() == end:
             opened.add(name)
-        elif closing and (name == 'think' or name in opened):
+        elif closing and name in opened:
             end = tag.end()
-    return end == len(turn) and name in opened
+    return end == len(turn) and name not in ('', 'think')
 
 
 def ssp_gate(

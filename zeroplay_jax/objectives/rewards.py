@@ -238,21 +238,6 @@ def search_bonus(calls: int, enough: int = 3) -> float:
     return min(calls / enough, 1.0)
 
 
-def overlong_penalty(tokens: int, limit: int, buffer: int) -> float:
-    """Returns the penalty of a long rollout: min((limit − buffer − tokens)/buffer, 0) (DAPO).
-
-    0 up to limit − buffer, −1 at the limit, and further below beyond it.
-
-    Args:
-      tokens: length that is penalised. DAPO: the response; the recipes here: the whole context, prompt and observations
-        included.
-      limit: largest value of that length.
-      buffer: number of tokens before the limit over which the penalty grows.
-    """
-    # Not bounded from below, as in verl; DAPO's formula stays at −1 beyond the limit.
-    return min((limit - buffer - tokens) / buffer, 0.0)
-
-
 def rubric_score(
     grades: Sequence[bool | None],
     weights: Sequence[float | int] | None = None,

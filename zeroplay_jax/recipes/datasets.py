@@ -73,7 +73,7 @@ class HiddenAnswer:
     Attributes:
       answer: the text.
       hops: number of searches that the question must need.
-      noise_from: identities of the tasks whose passages are mixed into the answerability check.
+      noise_from: identities of the tasks whose passages may be mixed into the answerability check, in this order.
       origin: provenance for the logs.
     """
 
@@ -308,11 +308,12 @@ def dataset_tasks(
 ) -> list[Task]:
     """Returns the solver's tasks on the next of these questions, as many as the round needs; [] ends the step.
 
-    They are reshuffled every epoch (`in_epochs`). Every phase begins at the first of their order again. The tasks count
-    as external.
+    They are reshuffled every epoch (`in_epochs`). The phase of an iteration continues behind the batches of earlier
+    iterations, without what a filter drew on top. The tasks count as external.
     """
     count = _round_size(config.solver, cursor)
-    taken = in_epochs(questions, cursor.phase, count, config.seed)
+    earlier = step.phase.iteration * step.phase.steps * config.solver.batch
+    taken = in_epochs(questions, earlier + cursor.phase, count, config.seed)
     return numbered_tasks(step, taken, first=cursor.step, external=True)
 
 

@@ -51,7 +51,7 @@ class Recipe(RecipeBase):
         return (RoleSpec('solver', 'solver'),)
 
     def phases(self):
-        """Returns one phase of solver steps per iteration; each begins at the first question of the dataset again."""
+        """Returns one phase of solver steps per iteration."""
         steps = self.config.solver.steps
         # Several phases rather than one: surplus groups of the filter are discarded between them,
         # which bounds the age of the rollouts that are trained on.

@@ -86,8 +86,10 @@ def read_proposal(
     separate_format: bool = False,
 ) -> Proposal:
     """Returns the proposal in a rollout about the document `seed`, with the reason if it is rejected."""
-    # Only the final turn is read: a question drafted in an earlier turn was not submitted.
-    question = final_answer(trajectory, 'question')
+    # Only the final turn is read: a question drafted in an earlier turn was not submitted. Its part of the form counts
+    # without an answer, too (Dr. Zero, appendix A).
+    final_text = trajectory.turns[-1].text if trajectory.turns else ''
+    question = extract_last(final_text, 'question')
     answer = final_answer(trajectory)
     format_score = _format_score(trajectory, seed, question, answer, separate_format)
     # The first reason that applies is logged, so the order of the checks must not change.

@@ -38,7 +38,7 @@ from zeroplay_jax.selfplay.answers import (
 )
 from zeroplay_jax.selfplay.recipe import Recipe as RecipeBase
 from zeroplay_jax.selfplay.recipe import RoleSpec
-from zeroplay_jax.selfplay.schedule import Phase, Step
+from zeroplay_jax.selfplay.schedule import Step
 from zeroplay_jax.settings.kinds import (
     NonNegativeFloat,
     NonNegativeInt,
@@ -162,11 +162,12 @@ class Recipe(RecipeBase):
         return (*gates, *proposed, 'grade')
 
     def phases(self):
-        """Returns iterations × (challenger, generate, solver); with `inputs.tasks` a single solver phase."""
+        """Returns iterations × (challenger, generate, solver); with `inputs.tasks` the solver's alone."""
+        phases = alternate(self.config)
         # With tasks from a file nothing is proposed, which is the data-trained baseline of the paper.
-        if self._given is not None:
-            return [Phase('solver', self.config.solver.steps, ('solver',))]
-        return alternate(self.config)
+        if self.config.inputs.tasks:
+            return [phase for phase in phases if phase.trains == ('solver',)]
+        return phases
 
     def tasks(self, step, pool, cursor):
         """Returns tasks on documents, with numbers of searches in the exact ratio; for the solver, on open tasks."""
@@ -400,10 +401,8 @@ class Recipe(RecipeBase):
         parts['length_factor'] = discount
         parts['format'] = self.config.reward.format_weight * format_score['raw']
         parts['search'] = settings.search_weight * rewards.search_bonus(len(searches))
-        if self.config.reward.overlong_buffer:
-            parts['overlong'] = solving.overlong_part(self.config, trajectory)
         # The order of the terms is fixed, because another order would change the last bits of the sum.
-        reward = parts['rubrics'] + parts['format'] + parts['search'] + parts.get('overlong', 0.0)
+        reward = parts['rubrics'] + parts['format'] + parts['search']
         return Row(
             role='solver',
             trajectory=trajectory,

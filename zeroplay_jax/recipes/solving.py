@@ -7,7 +7,6 @@ import functools
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from zeroplay_jax.objectives import rewards
 from zeroplay_jax.objectives.answers import majority_answer
 from zeroplay_jax.objectives.format_scores import ssp_format
 from zeroplay_jax.recipes.proposing import teacher_prompt
@@ -164,8 +163,6 @@ async def solver_rows(
             # The format decides, whatever the judge said.
             drop = None if drop == 'ungraded' else drop
         parts = {_PART_NAMES.get(metric, metric): value or 0.0}
-        if config.reward.overlong_buffer:
-            parts['overlong'] = overlong_part(config, trajectory)
         info = RowInfo(
             question=question,
             answer=final_answer(trajectory),
@@ -184,17 +181,3 @@ async def solver_rows(
         )
         rows.append(row)
     return rows
-
-
-def overlong_part(config: Config, trajectory: Trajectory) -> float:
-    """Returns the penalty, from 0 to -1, of a rollout that nearly fills its slot (DAPO's soft overlong shaping).
-
-    0 if `reward.overlong_buffer` is 0.
-    """
-    buffer = config.reward.overlong_buffer
-    if not buffer:
-        return 0.0
-    # DAPO counts the response alone. Here prompt and observations count too, because they fill the slot as well.
-    # After a cut of thoughts (rollout.drop_thinking) only the last context counts.
-    length = len(trajectory.tokens)
-    return rewards.overlong_penalty(length, config.sampler.context, buffer)

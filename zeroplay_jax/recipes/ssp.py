@@ -13,6 +13,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
+import numpy as np
+
 from zeroplay_jax.objectives import format_scores, rewards
 from zeroplay_jax.recipes import solving
 from zeroplay_jax.recipes.datasets import (
@@ -54,13 +56,13 @@ class Settings(Section):
     checker: Literal['policy', 'judge'] = 'policy'
     """Who answers in that check (paper: policy; code: judge)."""
     noise: NonNegativeInt = 4
-    """Other proposers whose passages are mixed in."""
-    noise_unit: Literal['trajectory', 'document'] = 'trajectory'
-    """Mix in all passages of each (code), or one."""
+    """Passages of other proposers that are mixed in."""
+    noise_unit: Literal['document', 'trajectory'] = 'document'
+    """trajectory: all passages of so many other proposers (code)."""
     code_gate: bool = False
     """The code's stricter rule gate."""
     strict_format: bool = False
-    """No reward if a turn lacks a thought or has text outside tags (paper)."""
+    """No reward if a turn has text outside tags or a tag that is not closed (paper)."""
     fill: Literal['pad', 'resample', 'replay_full', 'replay_reset'] = 'pad'
     """Replacement for rejected questions: pad: none; resample: new answers; replay_full, replay_reset: earlier
     questions."""
@@ -144,7 +146,11 @@ class Recipe(RecipeBase):
         """
         # Tasks of earlier rounds count as neighbours, so that a round of one task has noise as well.
         total = cursor.step + count
-        neighbours = min(self.config.ssp.noise, total - 1)
+        settings = self.config.ssp
+        # Not every neighbour has a passage that is no evidence, so documents may come from any of them.
+        neighbours = total - 1 if settings.noise else 0
+        if settings.noise_unit == 'trajectory':
+            neighbours = min(settings.noise, neighbours)
         answers = in_epochs(self._answers, cursor.external, count, self.config.seed)
         hidden = []
         for number, answer in enumerate(answers, cursor.step):
@@ -270,8 +276,8 @@ class Recipe(RecipeBase):
         hidden: HiddenAnswer = task.payload
         read_passages = retrieved_passages(trajectory)
         read_ids = {passage['id'] for passage in read_passages}
-        noise = await self._noise(context, hidden, read_ids)
         rng = identity_rng(self.config.seed, *task.identity, 2)
+        noise = await self._noise(context, hidden, read_ids, rng)
         # A server is no role, and its limit is not known here.
         checker = 'judge' if self.config.ssp.checker == 'judge' else 'checker'
         limit = context.roles[checker].prompt_tokens if checker in context.roles else None
@@ -303,15 +309,27 @@ class Recipe(RecipeBase):
         # failing judge admits unchecked questions.
         return None if value is not None and value >= 0.5 else 'unanswerable'
 
-    async def _noise(self, context, hidden: HiddenAnswer, read_ids: set) -> list[Json]:
-        """Waits for the passages of the episodes in `hidden.noise_from`; returns those not in `read_ids`."""
+    async def _noise(
+        self, context, hidden: HiddenAnswer, read_ids: set, rng: np.random.Generator
+    ) -> list[Json]:
+        """Waits for passages of the episodes in `hidden.noise_from`; returns those that are mixed in.
+
+        They are `ssp.noise` single ones, each drawn at random from another episode, or all of every episode.
+        """
+        is_single = self.config.ssp.noise_unit == 'document'
         noise: list[Json] = []
+        # A passage that both proposers read is evidence and not noise.
+        known_ids = set(read_ids)
         for identity in hidden.noise_from:
             passages = await context.hosts.await_shared(tuple(identity))
-            if self.config.ssp.noise_unit == 'document':
-                passages = passages[:1]
-            # A passage that both proposers read is evidence and not noise.
-            noise += [passage for passage in passages if passage['id'] not in read_ids]
+            unread = [passage for passage in passages if passage['id'] not in known_ids]
+            if is_single and unread:
+                unread = [unread[rng.integers(len(unread))]]
+                # Two neighbours may have read the same passage; it is mixed in once.
+                known_ids.add(unread[0]['id'])
+            noise += unread
+            if is_single and len(noise) == self.config.ssp.noise:
+                break
         return noise
 
     def _proposer_row(

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from zeroplay_jax.evaluation import statistics
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.rollout.tokens import text_spans
 from zeroplay_jax.run.outcome import Alarm, Played, RunState
@@ -124,12 +125,17 @@ def _rewards_text(metrics: Mapping[str, float]) -> str:
 def evaluation_text(step: Step, metrics: Mapping[str, float]) -> str:
     """Returns one line with an evaluation's exact match, also by hops where there are several, and rubric score."""
     line = f'{step_name(step)}: exact match {metrics["em/mean"]:.3f}'
-    by_hops = []
-    for name, share in sorted(metrics.items()):
+    by_hops = {}
+    for name, share in metrics.items():
         if name.startswith('em/hop'):
-            by_hops.append(f'{name.removeprefix("em/hop")}: {share:.3f}')
+            by_hops[int(name.removeprefix('em/hop'))] = share
     if len(by_hops) > 1:
-        line += f' (by hops {", ".join(by_hops)})'
+        texts = ', '.join(f'{hops}: {share:.3f}' for hops, share in sorted(by_hops.items()))
+        averaged = statistics.averaged(by_hops)
+        mean_of = ''
+        if len(averaged) < len(by_hops):
+            mean_of = f'mean of {", ".join(map(str, averaged))}; '
+        line += f' ({mean_of}by hops {texts})'
     if 'rubrics/mean' in metrics:
         line += f', rubrics {metrics["rubrics/mean"]:.3f}'
     return line

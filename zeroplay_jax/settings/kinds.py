@@ -276,6 +276,8 @@ CONFIGS = PACKAGE / 'configs'
 ENGLISH_CHECKPOINT = PACKAGE / 'mini' / 'english' / 'base'
 # Fifteen short texts, an example of a user's corpus.
 EXAMPLE_TEXTS = PACKAGE / 'mini' / 'texts'
+# Open tasks of the training worlds, with rubrics (configs/ablations.py:scope/given_tasks:mini).
+EXAMPLE_TASKS = PACKAGE / 'mini' / 'open' / 'tasks.jsonl'
 # Files of a policy folder that a run reads; a README may change.
 POLICY_SUFFIXES = ('.json', '.safetensors', '.jinja', '.txt')
 # {"hops": most hops of a demonstration}, by the maker of a policy: the summary of a run says so, training is the same.

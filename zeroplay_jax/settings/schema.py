@@ -300,8 +300,6 @@ class Reward(Section):
     solvable: 1 inside 0<k<n; or package.module:function."""
     answer: Annotated[str, one_of_or_function('em', 'subem', 'f1', 'judge')] = 'em'
     """Solver's reward: em, subem, f1, judge, or package.module:function."""
-    overlong_buffer: NonNegativeInt = 0
-    """Tokens before the end of a slot over which a rollout loses up to 1."""
     target: OpenFraction = 0.5
     """triangle: mean score with the highest reward."""
     format_weight: NonNegativeFloat = 0.5
@@ -383,7 +381,7 @@ class Checkpoint(Section):
             'give a metric of evaluations such as em/mean, em/hop1 or rubrics/mean',
         ),
     ] = ''
-    """Evaluation metric, such as em/mean, whose best checkpoint is also kept in best/."""
+    """Evaluation metric, such as em/mean (of up to 3 hops), whose best checkpoint is also kept in best/."""
     iterations: bool = False
     """Keep the policies of every iteration's end, in the sampler's dtype: --policy=WORKDIR@iteration1."""
 

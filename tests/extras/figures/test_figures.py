@@ -84,6 +84,7 @@ def test_exact_match_has_its_interval_once_the_run_has_ended(tmp_path):
         outs.append(tmp_path / f'{number}.svg')
         assert figures.main(['em', str(folder), '--out', str(outs[-1])]) == 0
     assert outs[0].read_bytes() == outs[1].read_bytes() and b'<dc:date>' not in outs[0].read_bytes()
+    assert 'em/mean (hops 1, 2)' in texts(outs[0])
     low, high = statistics.mean_interval([1, 0, 0, 0])[1:]
     band = points(ET.parse(outs[0]).getroot(), 'band')
     assert len(band) >= 4 and max(band) - min(band) > 0 < low < high

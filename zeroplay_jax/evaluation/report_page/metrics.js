@@ -20,7 +20,7 @@ const FAMILIES = [
     names: /^em\//,
     kind: 'share',
     lead: 'em/mean',
-    help: 'Share of held-out questions answered correctly with greedy decoding, by hop count.',
+    help: 'Share of held-out questions answered correctly with greedy decoding, by hop count, and their mean up to 3 hops.',
   },
   {
     title: 'Reward',
