@@ -128,7 +128,7 @@ class Arm(NamedTuple):
 
     @property
     def is_playable(self) -> bool:
-        """Whether its start is in the package; the stored runs of the others can be played from commit 21656cfd."""
+        """Whether a start of this name is in the package; docs/claims.md: where those of the stored runs are."""
         return (PACKAGE / 'mini' / self.start).is_dir()
 
 

@@ -311,7 +311,7 @@ REWARDS = [[0.0, 1.0], [1.0, 0.0]]
 
 
 def test_settings_of_a_folder_are_those_of_its_tokenizer():
-    policy = zp.load_policy('zeroplay_jax/mini/english/clean')
+    policy = zp.load_policy('zeroplay_jax/mini/english/base')
     assert (
         policy.config.rollout.observation_tokens == zp.config('english').rollout.observation_tokens
     )
