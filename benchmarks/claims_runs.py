@@ -175,7 +175,7 @@ def config_of(arm: str, seed: int):
         role.update(learning_rate=5e-4, minibatches=4, temperature=1.0)
         if role.loss == 'reinforce':
             role.minibatches = 1
-    config.solver.update(steps=steps, batch=16, samples=4)
+    config.solver.update(steps=steps, batch=16, samples=4, temperature=1.0)
     if system != 'dspo':
         config.proposer.update(steps=3, batch=32 if system != 'ssp' else 24)
     else:
