@@ -1,4 +1,4 @@
-"""Demonstrations with questions of two hops over English texts (`extras/inputs/chains.py`): the solver's and the proposer's.
+"""Demonstrations with questions of two hops over English texts (`extras/inputs/chains.py`): solver and proposer.
 
 As in those of one hop, every token of a question, a search or an answer can be copied from a text that the policy sees.
 """
