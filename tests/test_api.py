@@ -112,7 +112,13 @@ def test_rollouts_and_loss_are_those_of_a_training_step(settings, policy, run):
     questions = [group[0].info.question for group in groups.values()]
     training = zp.Index(run.library.training, 'the training worlds')
     rollouts = zp.sample_rollouts(
-        policy, training, [q.text for q in questions], samples=3, seed=3, step=step.number
+        policy,
+        training,
+        [q.text for q in questions],
+        samples=3,
+        temperature=settings.solver.temperature,
+        seed=3,
+        step=step.number,
     )
     scores = zp.score(rollouts, [q.answers for q in questions], settings.reward.answer)
     for group, trajectories, group_scores in zip(groups.values(), rollouts, scores, strict=True):
