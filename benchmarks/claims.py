@@ -15,8 +15,9 @@ learning rates, 18 for SSP. Exact match is measured on held-out questions; for S
 the share of rubrics that answers to held-out tasks meet.
 
 Every finished run is stored in benchmarks/results/runs with the hash of the code that it ran. These are from commit
-21656cfd and before, from where they can be played again; with today's code they are played into another folder (--out),
-but for arms whose start has left the package (`answers/base`). The table is written to benchmarks/results/claims.json
+21656cfd and before, and began from starts that were trained on deliberate errors: they can be played again from commit
+b4077a4a, those from `answers/base` from 21656cfd. With today's code, and from its starts, runs are played into another
+folder (--out), but for arms whose start has left the package. The table is written to benchmarks/results/claims.json
 and claims.md, the picture to claims.svg; the last line printed is one JSON object.
 
 Seeds are added in looks, whose seeds and shares claims.toml fixes: after each look, claims that are decided and those

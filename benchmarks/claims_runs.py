@@ -128,7 +128,7 @@ class Arm(NamedTuple):
 
     @property
     def is_playable(self) -> bool:
-        """Whether its start is in the package; the stored runs of the others can be played from commit 21656cfd."""
+        """Whether a start of this name is in the package; docs/claims.md: where those of the stored runs are."""
         return (PACKAGE / 'mini' / self.start).is_dir()
 
 
@@ -175,7 +175,7 @@ def config_of(arm: str, seed: int):
         role.update(learning_rate=5e-4, minibatches=4, temperature=1.0)
         if role.loss == 'reinforce':
             role.minibatches = 1
-    config.solver.update(steps=steps, batch=16, samples=4)
+    config.solver.update(steps=steps, batch=16, samples=4, temperature=1.0)
     if system != 'dspo':
         config.proposer.update(steps=3, batch=32 if system != 'ssp' else 24)
     else:

@@ -29,7 +29,6 @@ gradient norm 0.1 or 1.0, KL of the solver 0 or 0.001) this config takes 1e-6, 1
 """
 
 from zeroplay_jax.configs import common
-from zeroplay_jax.settings.kinds import HOPS_CHECKPOINT
 
 
 def get_config(variant=''):
@@ -74,8 +73,6 @@ def get_config(variant=''):
 
 def _mini(config):
     """Shrinks the run to three steps of each role."""
-    # The default policy never answers questions of several hops: all rewards of a group are 0, and nothing is learnt.
-    config.policy.path = str(HOPS_CHECKPOINT)
     config.schedule.iterations = 1
     for role in (config.proposer, config.solver):
         role.update(steps=3, warmup_steps=0, learning_rate=1e-4)

@@ -81,7 +81,7 @@ def get_config(variant=''):
 def _mini(config):
     """Shrinks the run to three steps."""
     for role in (config.proposer, config.solver):
-        role.update(steps=3, warmup_steps=0, batch=8, learning_rate=1e-4)
+        role.update(steps=3, warmup_steps=0, batch=16, learning_rate=1e-4)
     config.solver.samples = 3
     config.ssp.update(noise=2, strict_format=False)
     config.reward.answer = 'em'

@@ -159,7 +159,7 @@ def packaged(path: str) -> str:
     """Returns where a file or folder that comes with the package lies; any other path as it is.
 
     Args:
-      path: such as zeroplay_jax/mini/clean. One that exists in the current folder takes precedence: in a checkout the
+      path: such as zeroplay_jax/mini/base. One that exists in the current folder takes precedence: in a checkout the
         user edits that one.
     """
     name = os.path.normpath(path)

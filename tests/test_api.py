@@ -67,7 +67,7 @@ def run(built_run):
 @pytest.fixture(scope='module')
 def rollouts(policy, index):
     texts = [question.text for question in index.questions]
-    return zp.sample_rollouts(policy, index, texts, samples=2, seed=3)
+    return zp.sample_rollouts(policy, index, texts, samples=2, temperature=1.5, seed=3)
 
 
 def assert_same(trajectory, other):
@@ -112,7 +112,13 @@ def test_rollouts_and_loss_are_those_of_a_training_step(settings, policy, run):
     questions = [group[0].info.question for group in groups.values()]
     training = zp.Index(run.library.training, 'the training worlds')
     rollouts = zp.sample_rollouts(
-        policy, training, [q.text for q in questions], samples=3, seed=3, step=step.number
+        policy,
+        training,
+        [q.text for q in questions],
+        samples=3,
+        temperature=settings.solver.temperature,
+        seed=3,
+        step=step.number,
     )
     scores = zp.score(rollouts, [q.answers for q in questions], settings.reward.answer)
     for group, trajectories, group_scores in zip(groups.values(), rollouts, scores, strict=True):
@@ -144,13 +150,13 @@ def test_equal_seeds_give_equal_rollouts_also_in_a_notebook(policy, index, rollo
     texts = [question.text for question in index.questions]
 
     async def cell():
-        return zp.sample_rollouts(policy, index, texts, samples=2, seed=3)
+        return zp.sample_rollouts(policy, index, texts, samples=2, temperature=1.5, seed=3)
 
     # A notebook runs its cells below an event loop.
     for again, first in zip(asyncio.run(cell()), rollouts, strict=True):
         for trajectory, other in zip(again, first, strict=True):
             assert_same(trajectory, other)
-    other_seed = zp.sample_rollouts(policy, index, texts, samples=2, seed=4)
+    other_seed = zp.sample_rollouts(policy, index, texts, samples=2, temperature=1.5, seed=4)
     pairs = zip(other_seed, rollouts, strict=True)
     assert any(a[0].tokens.tolist() != b[0].tokens.tolist() for a, b in pairs)
 
@@ -311,7 +317,7 @@ REWARDS = [[0.0, 1.0], [1.0, 0.0]]
 
 
 def test_settings_of_a_folder_are_those_of_its_tokenizer():
-    policy = zp.load_policy('zeroplay_jax/mini/english/clean')
+    policy = zp.load_policy('zeroplay_jax/mini/english/base')
     assert (
         policy.config.rollout.observation_tokens == zp.config('english').rollout.observation_tokens
     )

@@ -10,7 +10,7 @@ from zeroplay_jax.configuration import fields, rules
 from zeroplay_jax.retrieval import build, downloads
 from zeroplay_jax.settings.kinds import EXAMPLE_TEXTS, PACKAGE
 
-CLEAN = 'zeroplay_jax/mini/clean'
+BASE = 'zeroplay_jax/mini/base'
 TEXTS = 'zeroplay_jax/mini/texts'
 
 
@@ -21,12 +21,12 @@ def elsewhere(tmp_path, monkeypatch):
 
 @pytest.mark.fault('user-1', 'a packaged policy, named in a folder that is no checkout')
 def test_a_packaged_policy_is_found_from_any_folder():
-    config = zp.config('drzero', 'mini', {'policy.path': CLEAN})
+    config = zp.config('drzero', 'mini', {'policy.path': BASE})
     rules.check(config)
-    loaded = (zp.load_policy(CLEAN), zp.load_policy(settings=config))
+    loaded = (zp.load_policy(BASE), zp.load_policy(settings=config))
     paths = [policy.config.policy.path for policy in loaded]
-    for path in (*paths, config.policy.path, ask._policy_folder(CLEAN)):
-        assert pathlib.Path(path) == PACKAGE / 'mini' / 'clean'
+    for path in (*paths, config.policy.path, ask._policy_folder(BASE)):
+        assert pathlib.Path(path) == PACKAGE / 'mini' / 'base'
 
 
 @pytest.mark.fault('user-1', 'the packaged texts, named in a folder that is no checkout')
@@ -42,11 +42,11 @@ def test_packaged_texts_and_configs_are_found_from_any_folder():
 
 
 def test_a_file_in_the_current_folder_takes_precedence():
-    pathlib.Path(CLEAN).mkdir(parents=True)
+    pathlib.Path(BASE).mkdir(parents=True)
     for path in (
-        CLEAN,
+        BASE,
         '',
-        'elsewhere/mini/clean',
+        'elsewhere/mini/base',
         'zeroplay_jax/mini/none',
         'zeroplay_jax/api.py',
     ):

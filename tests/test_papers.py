@@ -135,7 +135,7 @@ def test_one_policy_of_a_run_is_answered_by_another(tmp_path):
     record.write(run, record.Record(record.plain_config(config.to_dict())))
     for iteration in (1, 3):
         (run / f'iteration{iteration}').mkdir()
-        (run / f'iteration{iteration}' / 'solver').symlink_to(ROOT / 'zeroplay_jax/mini/clean')
+        (run / f'iteration{iteration}' / 'solver').symlink_to(ROOT / 'zeroplay_jax/mini/base')
     asked = evaluation_questions([World(0, 'evaluation')], 1, (1, 2))
     (tmp_path / 'set.jsonl').write_text('\n'.join(map(json.dumps, asked)))
     done = run_python(

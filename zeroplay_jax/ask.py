@@ -3,9 +3,9 @@
 Without a question it opens a prompt: one question after the other, Ctrl-C stops an answer, Ctrl-D ends. Questions can
 also be piped in, one per line.
 
-Without --policy it asks a tiny built-in checkpoint (zeroplay_jax/mini/base, which is often wrong;
-zeroplay_jax/mini/clean is seldom wrong). Without --index the policy searches the corpus of the
-run that trained it, or else the miniature world with its held-out passages, as zeroplay_jax.evaluate does.
+Without --policy it asks a tiny built-in checkpoint (zeroplay_jax/mini/base). Without --index the policy searches
+the corpus of the run that trained it, or else the miniature world with its held-out passages, as
+zeroplay_jax.evaluate does.
 
 A policy in the folder of its run is asked as it was trained: prompts, tools and lengths are read from the run's
 record. Another folder with the built-in tokenizer is asked with the defaults, one with that of zeroplay_jax/mini/parts
@@ -63,8 +63,6 @@ _NAME = 'zeroplay_jax.ask'
 _POLICY_FIELD = '--config.policy.path='
 # Read from the config schema, because rollout/call_syntax.py would load transformers before the command is checked.
 SYNTAXES: tuple[str, ...] = typing.get_args(schema.Tools.model_fields['syntax'].annotation)
-# Follows the name of the policy above a prompt without --policy.
-BUILT_IN_REMARK = ' (as it ships; --policy zeroplay_jax/mini/clean is seldom wrong)'
 
 
 def _parser() -> Parser:
@@ -245,12 +243,12 @@ def _answer(sessions: Sequence[Session], question: str, stoppable: bool = False)
     return is_asked
 
 
-def _run_prompt(sessions: Sequence[Session], remark: str) -> int:
+def _run_prompt(sessions: Sequence[Session]) -> int:
     """Asks the questions typed at a terminal until Ctrl-D or Ctrl-C; returns the exit status."""
     import readline  # noqa: F401, input() edits lines with it
 
     for session in sessions:
-        session.greet(remark)
+        session.greet()
     while True:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
@@ -338,7 +336,7 @@ def _run(argv: list[str] | None) -> int:
     if args.question is not None:
         return 0 if _answer(sessions, args.question) else 2
     if sys.stdin.isatty() and sys.stdout.isatty():
-        return _run_prompt(sessions, BUILT_IN_REMARK if args.policy is None else '')
+        return _run_prompt(sessions)
     # A prompt in a pipe would mix with the answers.
     return _run_pipe(sessions)
 

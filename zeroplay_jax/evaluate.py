@@ -1,7 +1,7 @@
 """Evaluates a policy folder: on the worlds' held-out questions, or on sets of questions.
 
     python -m zeroplay_jax.evaluate --config=configs/quickstart.py
-    python -m zeroplay_jax.evaluate --config=configs/quickstart.py --policy=zeroplay_jax/mini/clean
+    python -m zeroplay_jax.evaluate --config=configs/quickstart.py --policy=zeroplay_jax/mini/base
     python -m zeroplay_jax.evaluate --config=configs/dspo.py --sets=nq,my_questions.jsonl --metric=em --out=result.json
     python -m zeroplay_jax.evaluate --config=configs/scope.py --sets=my_tasks.jsonl --metric=rubrics
     python -m zeroplay_jax.evaluate --config=configs/scope.py --sets=tasks.jsonl --metric=rubrics --workdir=runs/graded

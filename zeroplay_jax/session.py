@@ -322,9 +322,9 @@ class Session:
             'seed': self._seed,
         }
 
-    def greet(self, remark: str = '') -> None:
-        """Prints what is asked (policy, corpus, example questions, keys); `remark` follows the policy's folder."""
-        lines = [('policy', f'{self.folder}{remark}'), ('search', self._index.about)]
+    def greet(self) -> None:
+        """Prints what is asked: policy, corpus, example questions, keys."""
+        lines = [('policy', str(self.folder)), ('search', self._index.about)]
         if self._form is not None:
             lines.append(('asks', self._form.hint))
             self._form = None

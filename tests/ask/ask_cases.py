@@ -10,7 +10,7 @@ from zeroplay_jax import ask
 from zeroplay_jax.mini.world import World, evaluation_questions
 from zeroplay_jax.selfplay.library import SearchableCorpus
 
-CLEAN, BASE = ROOT / 'zeroplay_jax' / 'mini' / 'clean', ROOT / 'zeroplay_jax' / 'mini' / 'base'
+BASE = ROOT / 'zeroplay_jax' / 'mini' / 'base'
 # One device, as users have.
 ENVIRONMENT = os.environ | FAST | {'TERM': 'xterm'}
 ENVIRONMENT.pop('NO_COLOR', None)

@@ -7,7 +7,7 @@ import shutil
 import threading
 
 import pytest
-from ask_cases import ATTACK, CLEAN, START, WORLD, main
+from ask_cases import ATTACK, BASE, START, WORLD, main
 from run_records import write_record
 from speaker import Speaker
 
@@ -79,7 +79,7 @@ def exported(tmp_path):
     config.recipe, config.rollout.max_turns, config.world.train = 'scope', 3, (1, 2)
     fit_to_recipe(config)
     write_record(tmp_path / 'run', config)
-    shutil.copytree(CLEAN, tmp_path / 'run' / 'policy' / 'solver')
+    shutil.copytree(BASE, tmp_path / 'run' / 'policy' / 'solver')
     return tmp_path / 'run' / 'policy' / 'solver'
 
 
@@ -87,10 +87,10 @@ def exported(tmp_path):
 def ask_scripted(capsys, monkeypatch):
     """Runs the command with a policy that writes these turns; returns its output."""
 
-    def run(turns, *arguments, policy=CLEAN):
+    def run(turns, *arguments, policy=BASE):
         remaining = iter(turns)
         speaker = lambda model, config, mesh: Speaker(
-            Codec(CLEAN), lambda prompt: next(remaining, ''), config
+            Codec(BASE), lambda prompt: next(remaining, ''), config
         )
         monkeypatch.setattr(build, 'Sampler', speaker)
         # The form that this policy reads: another one gives a note.

@@ -15,7 +15,6 @@ import time
 from ask_cases import (
     ATTACK,
     BASE,
-    CLEAN,
     ENVIRONMENT,
     NAME,
     ONE,
@@ -31,7 +30,7 @@ from zeroplay_jax import ask
 
 
 def test_an_answer_is_shown_with_what_was_searched_in_an_index_of_ones_own(index, capsys):
-    assert main(['--policy', CLEAN, '--index', index, TWO['question']]) == 0
+    assert main(['--policy', BASE, '--index', index, TWO['question']]) == 0
     out = capsys.readouterr().out
     assert labels(out) == ['think', 'search', 'think', 'search', 'think', 'answer']
     assert out.splitlines()[-1].split() == ['answer', *TWO['answers']]
@@ -116,10 +115,10 @@ class Terminal:
 
 def test_a_session_at_a_terminal(server):
     address, go, came = server
-    terminal = Terminal('--policy', CLEAN, '--index', address)
+    terminal = Terminal('--policy', BASE, '--index', address)
     try:
         greeting = terminal.until('ask> ')
-        assert str(CLEAN) in greeting and address in greeting
+        assert str(BASE) in greeting and address in greeting
         terminal.type(ONE['question'] + '\n')
         assert came.wait(240)
         terminal.type('\x03')
@@ -143,7 +142,7 @@ def test_a_session_at_a_terminal(server):
 
 def test_ctrl_c_at_the_prompt_ends(monkeypatch, capsys):
     class Session:
-        def greet(self, remark):
+        def greet(self):
             print('hello')
 
     def interrupted(prompt):
@@ -152,7 +151,7 @@ def test_ctrl_c_at_the_prompt_ends(monkeypatch, capsys):
     monkeypatch.setattr('builtins.input', interrupted)
     before = signal.getsignal(signal.SIGINT)
     try:
-        assert ask._run_prompt([Session()], '') == 130
+        assert ask._run_prompt([Session()]) == 130
     finally:
         signal.signal(signal.SIGINT, before)
     assert capsys.readouterr() == ('hello\n\n', '')

@@ -9,7 +9,7 @@ import types
 
 import pytest
 import tiny
-from ask_cases import CLEAN, NO_CORPUS, main, refused
+from ask_cases import BASE, NO_CORPUS, main, refused
 from refused_calls import check_table
 from run_records import change_record, stored_config
 
@@ -163,7 +163,7 @@ def test_what_cannot_be_used_is_said_before_the_weights_are_read(
     capsys, monkeypatch, tmp_path, index
 ):
     monkeypatch.setattr(session.hf, 'load', None)
-    broken = shutil.copytree(CLEAN, tmp_path / 'broken')
+    broken = shutil.copytree(BASE, tmp_path / 'broken')
     (broken / 'tokenizer.json').write_text('{')
     assert 'its tokenizer cannot be used' in refused(capsys, '--policy', broken, 'q')
     monkeypatch.setattr('sys.stdin.isatty', lambda: True, raising=False)

@@ -4,7 +4,7 @@ import asyncio
 import json
 
 import pytest
-from ask_cases import CLEAN, main
+from ask_cases import BASE, main
 
 from zeroplay_jax.recipes import drzero
 
@@ -35,7 +35,7 @@ def test_a_question_that_grows_too_long_is_refused_in_one_line(monkeypatch, caps
         return await context.ask('solver', identity, question='long ' * 400)
 
     monkeypatch.setattr(drzero.Recipe, 'answer', grows)
-    assert main([f'--policy={CLEAN}', 'q']) == 2
+    assert main([f'--policy={BASE}', 'q']) == 2
     line = capsys.readouterr().err.splitlines()[-1]
     assert 'cannot be asked: prompt_too_long' in line
 

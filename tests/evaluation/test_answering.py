@@ -300,7 +300,7 @@ def test_every_way_answers_on_the_miniature(tmp_path):
     done = run_python(
         *('-m', 'zeroplay_jax.evaluate', '--config=configs/quickstart.py', *small),
         *(f'--sets={tmp_path}/one.jsonl,{tmp_path}/two.jsonl', f'--out={tmp_path}/out.json'),
-        *('--policy=zeroplay_jax/mini/clean', '--answering=direct,retrieve,interleave,search'),
+        *('--policy=zeroplay_jax/mini/base', '--answering=direct,retrieve,interleave,search'),
         *('--protocol=piplay', '--limit=2', '--format=markdown'),
     )
     assert done.returncode == 0, done.stderr[-2000:]

@@ -83,6 +83,6 @@ def test_files_that_only_training_reads_need_not_exist(tmp_path):
     path = tmp_path / 'set.jsonl'
     path.write_text('{"question": "Who?", "answers": ["I"]}')
     words = ('-m', 'zeroplay_jax.evaluate', '--config=configs/ssp.py', '--protocol=ssp')
-    policy = '--policy=zeroplay_jax/mini/clean'
+    policy = '--policy=zeroplay_jax/mini/base'
     ended = run_python(*words, policy, f'--sets={path}', f'--index={tmp_path}/none')
     assert ended.returncode == 2 and 'not an index folder' in ended.stderr.splitlines()[-1]

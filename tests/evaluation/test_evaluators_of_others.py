@@ -44,7 +44,7 @@ def place(programs, tmp_path_factory):
     for name, lines in (('corpus', passages), ('questions', questions)):
         (place / f'{name}.jsonl').write_text('\n'.join(map(json.dumps, lines)))
     build.main([f'--corpus={place}/corpus.jsonl', '--kind=bm25', f'--out={place}/index'])
-    shutil.copytree(ROOT / 'zeroplay_jax/mini/clean', place / 'exported/solver')
+    shutil.copytree(ROOT / 'zeroplay_jax/mini/base', place / 'exported/solver')
     (place / 'examples').symlink_to(ROOT / 'examples')
     return place
 

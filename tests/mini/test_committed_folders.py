@@ -9,33 +9,23 @@ import jax
 import numpy as np
 import pytest
 
-from tools.checkpoints import (
-    base_english,
-    base_hops,
-    base_model,
-    base_open,
-    base_parts,
-    demos,
-    library,
-    stages,
-)
+from tools.checkpoints import base_english, base_model, base_open, base_parts, demos, library
 from tools.checkpoints.demo import FORMS, forms, render
 from zeroplay_jax.policy import hf, transformer
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.run import ending, run_folder
 from zeroplay_jax.settings.kinds import DEMONSTRATIONS, is_policy_file
 
-# Stages of a training; the folder that each of them ends with is named by it.
+# Folder → the stages of its training.
 STAGES = {
-    '': stages.STAGES,
-    'open': base_open.STAGES,
-    'hops': base_hops.STAGES,
-    'parts': base_parts.STAGES,
-    'english': base_english.STAGES,
+    'base': base_model.STAGES,
+    'open/base': base_open.STAGES,
+    'parts/base': base_parts.STAGES,
+    'english/base': base_english.STAGES,
 }
-FOLDERS = ('base', 'clean', 'open/base', 'hops/base', 'parts/base')
-ENGLISH = ('english/clean', 'english/base')
-every_folder = pytest.mark.parametrize('name', FOLDERS + ENGLISH)
+ENGLISH = 'english/base'
+FOLDERS = [name for name in STAGES if name != ENGLISH]
+every_folder = pytest.mark.parametrize('name', STAGES)
 
 
 def check_hashes(folder):
@@ -53,25 +43,21 @@ def log_of(folder):
     return [json.loads(line) for line in (folder / 'training.jsonl').read_text().splitlines()]
 
 
-def figures_of(folder):
-    """Role → shares of what the policy writes right, at the end of its training."""
-    return log_of(folder)[-1]['teacher_forced']
-
-
 @every_folder
 def test_a_folder_is_whole_and_small_and_was_trained_by_these_stages(name):
     folder = base_model.MINI / name
     check_hashes(folder)
-    limit = 12_500_000 if name in ENGLISH else 4_000_000
+    limit = 12_500_000 if name == ENGLISH else 4_000_000
     assert sum(path.stat().st_size for path in folder.iterdir()) <= limit
-    training, _, last = name.rpartition('/')
-    expected_steps = {}
-    for stage in STAGES[training]:
-        expected_steps[stage.name] = stage.steps
-        if (stage.folder or stage.name) == last:
-            break
     trained_steps = {entry['stage']: entry['step'] for entry in log_of(folder) if 'step' in entry}
-    assert trained_steps == expected_steps
+    assert trained_steps == {stage.name: stage.steps for stage in STAGES[name]}
+    assert STAGES[name][-1].folder == 'base'
+
+
+def test_every_folder_with_weights_is_one_of_these():
+    """None is a start that was trained in another way."""
+    weights = base_model.MINI.rglob('*.safetensors')
+    assert {str(path.parent.relative_to(base_model.MINI)) for path in weights} == set(STAGES)
 
 
 @pytest.fixture(scope='module')
@@ -114,16 +100,15 @@ def test_the_start_of_two_hops_says_what_it_was_shown(tmp_path, monkeypatch):
         assert ending._demonstrated_hops(tmp_path) is None
 
 
-@pytest.mark.parametrize('name', ENGLISH)
-def test_a_folder_for_english_has_the_architecture_of_the_command(name):
-    config = json.loads((base_model.MINI / name / 'config.json').read_text())
+def test_the_folder_for_english_has_the_architecture_of_the_command():
+    config = json.loads((base_model.MINI / ENGLISH / 'config.json').read_text())
     assert base_english.ARCHITECTURE.items() <= (config | {'torch_dtype': 'float32'}).items()
 
 
 @pytest.fixture(scope='module')
 def episode():
     passages = library.Library(range(2), 'evaluation', deal=0)
-    return demos.solver(passages, np.random.default_rng(0), demos.ErrorRates())
+    return demos.solver(passages, np.random.default_rng(0))
 
 
 @every_folder
@@ -146,17 +131,9 @@ def test_a_folder_has_the_same_logits_in_transformers(name, episode):
 
 
 def test_what_the_folders_can_do():
-    figures = {name: figures_of(base_model.MINI / name) for name in FOLDERS + ENGLISH}
-    solved = {name: roles['solver']['episodes'] for name, roles in figures.items()}
-    # The clean checkpoint solves teacher-forced episodes of unseen names; the base one does not yet.
-    assert solved['clean'] > 0.85 and solved['base'] < 0.5
-    # That of Dr. Zero's miniature solves more than base, and proposes like it.
-    base, hops = figures['base'], figures['hops/base']
-    assert solved['base'] < solved['hops/base'] < 0.7
-    assert abs(hops['proposer']['tokens'] - base['proposer']['tokens']) < 0.03
+    """Shares of unseen demonstrations that a policy continued without a mistake, at the end of its training."""
+    solved = log_of(base_model.MINI / 'base')[-1]['teacher_forced']['solver']
+    assert solved['episodes'] > 0.85
     # That of the quickstart was shown chains of one and two.
-    parts = figures['parts/base']
+    parts = log_of(base_model.MINI / 'parts/base')[-1]['teacher_forced']
     assert parts['solver, 1 hops']['episodes'] > 0.85 and parts['solver, 4 hops']['episodes'] < 0.1
-    assert solved['open/base'] < solved['clean']
-    # That for English texts fills more blanks than its base.
-    assert solved['english/clean'] > solved['english/base'] + 0.2

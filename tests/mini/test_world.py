@@ -100,15 +100,6 @@ def test_chains_resolve(hops):
         assert chain[-1][2].lower() not in world_lib.question(chain).lower()
 
 
-def test_document_without_such_a_chain():
-    world = World(0)
-    river = next(t for t in world.titles if world.kinds[t] == 'river')
-    person = next(t for t in world.titles if world.kinds[t] == 'person')
-    assert world.chain(2, rng(), start=river) is None
-    assert world.chain(1, rng(), start=river)[0][0] == river
-    assert world.chain(2, rng(), start=person)[0][0] == person
-
-
 def test_resolve_refuses_other_text():
     world = World(0)
     assert world.resolve('Who wrote it?') == (None, 0)

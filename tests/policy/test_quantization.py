@@ -12,11 +12,7 @@ from jax.sharding import PartitionSpec as P
 from small_policies import adapter_of, equal, packed
 
 from zeroplay_jax.policy import adapters, hf, sharding, transformer
-from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT
 from zeroplay_jax.settings.schema import LINEARS
-
-# The built-in policy before it was degraded.
-TRAINED = BUILT_IN_CHECKPOINT.parent / 'clean'
 
 
 @pytest.fixture(scope='module')

@@ -18,7 +18,7 @@ from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT
 from zeroplay_jax.settings.schema import LINEARS
 from zeroplay_jax.tools.registry import build_tools
 
-CLEAN = BUILT_IN_CHECKPOINT.parent / 'clean'
+BASE = BUILT_IN_CHECKPOINT
 QUESTION = 'What is the teacher of the founder of Mimi?'
 
 
@@ -33,12 +33,12 @@ def solver(config, codec):
 def export(tmp_path_factory):
     """The miniature's export: its folder, the role that it plays, and the templates of its prompts."""
     folder = tmp_path_factory.mktemp('export') / 'solver'
-    model = hf.read_config(CLEAN)
+    model = hf.read_config(BASE)
     config = common.get_config()
     templates = prompts.select('mini')
-    role = solver(config, open_codec(CLEAN))
-    texts = describe(config, CLEAN, [role], 'solver', templates)['solver']['whole']
-    hf.save(folder, model, hf.load(CLEAN, model), like=CLEAN, texts=texts)
+    role = solver(config, open_codec(BASE))
+    texts = describe(config, BASE, [role], 'solver', templates)['solver']['whole']
+    hf.save(folder, model, hf.load(BASE, model), like=BASE, texts=texts)
     return folder, role, templates
 
 
@@ -74,8 +74,8 @@ def test_generate_stops_behind_the_call_and_writes_no_result_of_its_own(export):
 def test_this_package_reads_the_end_tokens_that_a_turn_had_before(export):
     folder, role, _ = export
     fields = json.loads((folder / 'generation_config.json').read_text())
-    assert open_codec(folder).eos_ids == open_codec(CLEAN).eos_ids
-    assert set(fields['eos_token_id']) > set(open_codec(CLEAN).eos_ids)
+    assert open_codec(folder).eos_ids == open_codec(BASE).eos_ids
+    assert set(fields['eos_token_id']) > set(open_codec(BASE).eos_ids)
     # Exported again from an export, the file is the same.
     config = common.get_config()
     roles, templates = [solver(config, open_codec(folder))], prompts.select('mini')
@@ -87,7 +87,7 @@ def test_the_card_names_base_recipe_roles_prompt_and_stop_strings(export):
     folder, role, templates = export
     header, text = (folder / 'README.md').read_text().split('---\n')[1:]
     assert (
-        'base_model: "zeroplay_jax/mini/clean"' in header and 'library_name: transformers' in header
+        'base_model: "zeroplay_jax/mini/base"' in header and 'library_name: transformers' in header
     )
     for part in ('`drzero`, seed 0', 'solver', '`search_r1`', 'Question: {question}'):
         assert part in text
@@ -99,9 +99,9 @@ def test_the_card_names_base_recipe_roles_prompt_and_stop_strings(export):
 
 def test_shared_weights_have_one_card_that_begins_with_the_evaluated_role():
     config = common.get_config('ssp')
-    role = solver(config, open_codec(CLEAN))
+    role = solver(config, open_codec(BASE))
     roles = [dataclasses.replace(role, name=name, weights='policy') for name in ('x', 'solver')]
-    texts = describe(config, CLEAN, roles, 'solver', prompts.select('mini'))
+    texts = describe(config, BASE, roles, 'solver', prompts.select('mini'))
     assert '| roles | solver, x |' in texts['policy']['whole']['README.md']
 
 
@@ -110,15 +110,15 @@ def test_the_code_on_the_card_of_an_adapter_generates_a_turn(export, tmp_path, c
     _, role, templates = export
     config = common.get_config()
     config.policy.adapters.rank = 2
-    text = model_card(config, CLEAN, [role], templates, 'solver', is_adapter=True)
+    text = model_card(config, BASE, [role], templates, 'solver', is_adapter=True)
     assert 'library_name: peft' in text and 'LoRA of rank 2, alpha 32, on q, k' in text
-    model = hf.read_config(CLEAN)
+    model = hf.read_config(BASE)
     # A fresh adapter is the base.
-    adapter = adapters.init(hf.load(CLEAN, model), LINEARS, 2, 0, 'solver')
+    adapter = adapters.init(hf.load(BASE, model), LINEARS, 2, 0, 'solver')
     folder = tmp_path / 'solver'
-    write_adapter(config, CLEAN, model, adapter, folder, {'README.md': text})
+    write_adapter(config, BASE, model, adapter, folder, {'README.md': text})
     assert (folder / 'README.md').read_text() == text
-    code = text.split('```python\n')[1].split('```')[0].replace('BASE', repr(str(CLEAN)))
+    code = text.split('```python\n')[1].split('```')[0].replace('BASE', repr(str(BASE)))
     monkeypatch.chdir(folder)
     prompt = templates['solver'].user.replace('{question}', QUESTION)
     exec(code.replace('PROMPT', repr(prompt)), {})

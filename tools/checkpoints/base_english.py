@@ -1,9 +1,8 @@
 """Trains the checkpoints that read English: `python -m tools.checkpoints.base_english --corpus passages.jsonl`.
 
-Training is supervised, on the demonstrations of `english_demos.py`, in five stages: copying; filling blanks of
-one passage; all roles with questions of one hop, which gives `one_hop/`; the same with questions of two hops, which
-gives `clean/`, the upper bound; and demonstrations with deliberate errors, which gives `base/`, the start of self-play.
-Each folder also contains its training log and the hashes of its files.
+Training is supervised, on the demonstrations of `english_demos.py`, in four stages: copying; filling blanks of
+one passage; all roles with questions of one hop, which gives `one_hop/`; and the same with questions of two hops, which
+gives `base/`, the start of self-play. Each folder also contains its training log and the hashes of its files.
 
 The corpus is JSON lines of passages. Passages are split into training, development and held-out ones by a hash of
 their titles; only the training ones are read here.
@@ -11,7 +10,6 @@ their titles; only the training ones are read here.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import pathlib
@@ -21,7 +19,6 @@ from collections.abc import Iterator, Sequence
 import jax.numpy as jnp
 
 from tools.checkpoints import base_model, english_demos, supervised, tokenizer
-from tools.checkpoints.english_demos import EnglishSetting
 from tools.checkpoints.english_texts import Texts
 from tools.checkpoints.stages import Stage
 from zeroplay_jax.extras.inputs.sentences import split_text
@@ -57,20 +54,6 @@ _TWO_HOP_SHARES = {
     'challenger': 0.015,
     'task_solver': 0.025,
 }
-# The same for the start of self-play. Proposers get more, because self-play samples them at temperature 1, where one
-# wrong token spoils a question.
-_UNEVEN_SHARES = _TWO_HOP_SHARES | {
-    'fill': 0.04,
-    'solver_two_hops': 0.2,
-    'proposer': 0.26,
-    # The documents of self-play have links (`data.cloze_files`).
-    'proposer_two_hops': 0.0,
-    'proposer_with_link': 0.2,
-    'proposer_from_answer': 0.02,
-    'answer_from_documents': 0.02,
-    'challenger': 0.01,
-    'task_solver': 0.02,
-}
 # Two searches of three passages of 50 words.
 _TWO_HOP_TOKENS = 960
 
@@ -83,8 +66,7 @@ STAGES = (
         tokens=64,
         adam_rate=5e-3,
         decay_share=0.0,
-        errors=EnglishSetting(copied_words=(4, 14)),
-        shares={'copy': 1.0},
+        shares={'copy_few_words': 1.0},
     ),
     # Short episodes: one passage, its questions, and proposals about it.
     Stage(
@@ -94,7 +76,6 @@ STAGES = (
         tokens=320,
         adam_rate=4e-3,
         decay_share=0.0,
-        errors=EnglishSetting(),
         observation_tokens=OBSERVATION_TOKENS,
         shares={'copy': 0.1, 'query': 0.1, 'fill_one': 0.5, 'proposer': 0.3},
     ),
@@ -106,9 +87,7 @@ STAGES = (
         tokens=640,
         adam_rate=3e-3,
         decay_share=0.35,
-        saved=True,
         folder='one_hop',
-        errors=EnglishSetting(),
         observation_tokens=OBSERVATION_TOKENS,
     ),
     # Learns a second search without forgetting what one search is for.
@@ -120,25 +99,9 @@ STAGES = (
         muon_rate=0.015,
         adam_rate=2e-3,
         decay_share=0.5,
-        saved=True,
-        folder='clean',
-        errors=EnglishSetting(),
+        folder='base',
         observation_tokens=OBSERVATION_TOKENS,
         shares=_TWO_HOP_SHARES,
-    ),
-    # Continues from the clean parameters with lower rates: it unlearns some skill but keeps the format.
-    Stage(
-        'base',
-        steps=220,
-        rows=4,
-        tokens=_TWO_HOP_TOKENS,
-        muon_rate=0.01,
-        adam_rate=1e-3,
-        decay_share=0.4,
-        saved=True,
-        errors=EnglishSetting(short_query=0.85, wrong_span=0.65, malformed=0.06),
-        observation_tokens=OBSERVATION_TOKENS,
-        shares=_UNEVEN_SHARES,
     ),
 )
 
@@ -155,43 +118,27 @@ def split_of(title: str) -> str:
     return 'development' if percentile < 75 else 'held_out'
 
 
-def passages_of(corpus: pathlib.Path, split: str) -> Iterator[Passage]:
-    """Yields (title, text) of the passages of one split (see `split_of`) of a corpus, which is JSON lines."""
+def _lines_of(corpus: pathlib.Path, split: str) -> Iterator[tuple[str, Passage]]:
+    """Yields the lines of one split (see `split_of`) of a corpus, which is JSON lines, and the passage in each."""
     with corpus.open(encoding='utf-8') as lines:
         for line in lines:
             title, text = split_contents(json.loads(line)['contents'])
             if split_of(title) == split:
-                yield title, text
-
-
-def write_held_out(corpus: pathlib.Path, out: pathlib.Path) -> int:
-    """Writes the lines of a corpus that training does not read to `out`; returns their number."""
-    held_out_lines = []
-    with corpus.open(encoding='utf-8') as lines:
-        for line in lines:
-            title, _ = split_contents(json.loads(line)['contents'])
-            if split_of(title) == 'held_out':
-                held_out_lines.append(line)
-    write_text(out, ''.join(held_out_lines))
-    return len(held_out_lines)
+                yield line, (title, text)
 
 
 def cut(passages: Sequence[Passage], max_words: int) -> list[Passage]:
     """Returns the passages cut to at most `max_words` words, in the same way as a corpus of a user."""
     short_passages = []
     for title, text in passages:
-        for short_text in split_text(text, max_words):
-            short_passages.append((title, short_text))
+        short_passages += [(title, short_text) for short_text in split_text(text, max_words)]
     return short_passages
 
 
 def texts_by_size(passages: Sequence[Passage]) -> list[Texts]:
     """Returns searchable texts, one object per size in PASSAGE_WORDS: every fourth passage, cut to this size."""
-    result = []
-    for number, max_words in enumerate(PASSAGE_WORDS):
-        share = passages[number :: len(PASSAGE_WORDS)]
-        result.append(Texts(cut(share, max_words)))
-    return result
+    shares = [passages[number :: len(PASSAGE_WORDS)] for number in range(len(PASSAGE_WORDS))]
+    return [Texts(cut(share, words)) for share, words in zip(shares, PASSAGE_WORDS, strict=True)]
 
 
 def write_config_and_tokenizer(folder: pathlib.Path, passages: Sequence[Passage]) -> None:
@@ -205,65 +152,40 @@ def write_config_and_tokenizer(folder: pathlib.Path, passages: Sequence[Passage]
     tokenizer.write_config(folder, trained_tokenizer, ARCHITECTURE | {'vocab_size': VOCABULARY})
 
 
-def build(
-    corpus: pathlib.Path,
-    out: pathlib.Path,
-    seed: int,
-    stages: Sequence[Stage] = STAGES,
-) -> None:
-    """Trains all stages and writes a folder in `out` for each saved one, replacing existing folders.
+def build(corpus: pathlib.Path, out: pathlib.Path, seed: int) -> None:
+    """Trains all stages and writes a folder in `out` for each that names one, replacing existing folders.
 
     Args:
       corpus: JSON lines of passages.
       out: folder of the checkpoint folders.
       seed: seed of weights and episodes.
-      stages: the stages, in order.
 
     Raises:
       UserError: the corpus has too few passages.
     """
-    passages = list(passages_of(corpus, 'train'))
+    passages = [passage for _, passage in _lines_of(corpus, 'train')]
     if len(passages) < MIN_PASSAGES:
         raise UserError(
             f'{corpus}: {len(passages)} passages to train on; give at least {MIN_PASSAGES}'
         )
+    texts = texts_by_size(passages)
     with tempfile.TemporaryDirectory() as folder:
         # hf.save copies all but the weights from a folder; this one is needed during training only.
         template = pathlib.Path(folder)
         write_config_and_tokenizer(template, passages)
+        # bfloat16 is half the size of float32; the loss of accuracy by rounding is far below what a stage changes.
         supervised.train_checkpoints(
-            stages,
-            template,
-            english_demos.ROLES,
-            texts_by_size(passages),
-            seed,
-            out,
-            # Half the size of float32; the loss of accuracy by rounding is far below what a stage changes.
-            dtype=jnp.bfloat16,
+            STAGES, template, english_demos.ROLES, texts, seed, out, dtype=jnp.bfloat16
         )
 
 
 def main() -> None:
-    """Parses the command line and trains."""
-    parser = argparse.ArgumentParser(
-        prog='python -m tools.checkpoints.base_english',
-        description=__doc__.split('\n')[0],
-        epilog='example:\n  python -m tools.checkpoints.base_english --corpus passages.jsonl --out again',
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    """Parses the command line, and trains or writes what is held out."""
+    parser = base_model.parser('base_english --corpus passages.jsonl', __doc__, 'english')
+    text = (
+        'JSON lines of passages, each with "contents": the title in quotes, a line feed, the text'
     )
-    parser.add_argument(
-        '--corpus',
-        type=pathlib.Path,
-        required=True,
-        help='JSON lines of passages, each with "contents": the title in quotes, a line feed, the text',
-    )
-    parser.add_argument(
-        '--out',
-        type=pathlib.Path,
-        default=base_model.MINI / 'english',
-        help='folder for one_hop/, clean/ and base/; by default the ones of the repository are replaced',
-    )
-    parser.add_argument('--seed', type=int, default=0, help='seed of weights and episodes (0)')
+    parser.add_argument('--corpus', type=pathlib.Path, required=True, help=text)
     parser.add_argument(
         '--write-held-out',
         type=pathlib.Path,
@@ -271,19 +193,15 @@ def main() -> None:
         help='write the passages that training never reads to this file, to measure on them, and do not train',
     )
     args = parser.parse_args()
-    if not args.corpus.is_file():
-        parser.error(f'{args.corpus}: no such file; give JSON lines of passages')
-    if args.write_held_out:
-        if args.write_held_out.resolve() == args.corpus.resolve():
-            parser.error('--write-held-out would replace the corpus; name another file')
-        if not args.write_held_out.absolute().parent.is_dir():
-            parser.error(f'{args.write_held_out}: its folder does not exist; create it first')
-        count = write_held_out(args.corpus, args.write_held_out)
-        print(f'{count} passages in {args.write_held_out}')
-        return
+    held_out = args.write_held_out
+    if held_out and held_out.resolve() == args.corpus.resolve():
+        parser.error('--write-held-out would replace the corpus; name another file')
     try:
-        build(args.corpus, args.out, args.seed)
-    except UserError as error:
+        if held_out:
+            write_text(held_out, (line for line, _ in _lines_of(args.corpus, 'held_out')))
+        else:
+            build(args.corpus, args.out, args.seed)
+    except (OSError, UserError) as error:
         parser.error(str(error))
 
 

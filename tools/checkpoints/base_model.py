@@ -1,9 +1,7 @@
 """Trains the tiny checkpoints from scratch: `python -m tools.checkpoints.base_model [--out FOLDER] [--seed 0]`.
 
-Training is supervised, on the demonstrations of `demos.py`, in four stages: copying; reading; all roles without
-errors, which gives `clean/`, an upper bound for self-play; and demonstrations with deliberate errors
-(`demos.ErrorRates`), which gives `base/`, the start of self-play: correct format, imperfect skill. Each folder also
-contains its training log and the hashes of its files.
+Training is supervised, on the demonstrations of `demos.py`, in three stages: copying; reading; all roles, which gives
+`base/`, the start of self-play. The folder also contains its training log and the hashes of its files.
 
 All randomness derives from (seed, stage, step), and stages have a fixed number of steps: the same seed on the same
 machine gives the same files.
@@ -16,15 +14,14 @@ import json
 import pathlib
 import tempfile
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from tools.checkpoints import batches, demos, supervised, tokenizer
 from tools.checkpoints.demo import FORMS, Role
-from tools.checkpoints.stages import STAGES, Stage
+from tools.checkpoints.stages import Stage
 from zeroplay_jax.settings.kinds import DEMONSTRATIONS
 
 MINI = pathlib.Path(__file__).parents[2] / 'zeroplay_jax' / 'mini'
-CLEAN = MINI / 'clean'
+BASE = MINI / 'base'
 LAYERS = 3
 # A Qwen3 configuration, so that any tool that reads Hugging Face folders loads the checkpoints.
 ARCHITECTURE = {
@@ -47,6 +44,34 @@ ARCHITECTURE = {
     'initializer_range': 0.1,
     'torch_dtype': 'float32',
 }
+
+STAGES = (
+    # Without copying and reading first, the roles take several times as many steps to learn.
+    Stage(
+        # Short rows: a passage and its copy.
+        'copying',
+        steps=1000,
+        rows=16,
+        tokens=64,
+        adam_rate=5e-3,
+        decay_share=0.0,
+        context_weight=0.25,
+        shares={'copy': 0.45, 'passage': 0.55},
+    ),
+    Stage(
+        # Longer rows: three passages and their facts.
+        'reading',
+        steps=300,
+        rows=6,
+        tokens=320,
+        adam_rate=4e-3,
+        decay_share=0.0,
+        context_weight=0.2,
+        shares={'reading': 0.35, 'retelling': 0.3, 'solver': 0.35},
+    ),
+    # All roles with the shares of `demos.ROLES`.
+    Stage('clean', steps=600, adam_rate=3e-3, decay_share=0.35, folder='base'),
+)
 
 LIBRARY_COUNT = 8
 WORLDS_PER_LIBRARY = 20
@@ -82,7 +107,7 @@ def build(
     hops: int | None = None,
     start: pathlib.Path | None = None,
 ) -> None:
-    """Trains stages and writes a folder in `out` for each saved one, replacing it.
+    """Trains stages and writes a folder in `out` for each that names one, replacing it.
 
     Args:
       out: for the folders.
@@ -101,33 +126,31 @@ def build(
         supervised.train_checkpoints(stages, template, roles, libraries, seed, out, start=start)
 
 
-def command(
-    name: str, description: str, folder: pathlib.Path, *setting: Any, **options: Any
-) -> None:
-    """Parses the command line of a module that trains checkpoints, and trains.
+def parser(command: str, description: str, folder: str) -> argparse.ArgumentParser:
+    """Returns the parser of a module that trains checkpoints.
 
     Args:
-      name: of the module.
+      command: name of the module, and what its shortest command has behind it.
       description: its docstring; the first line is shown.
-      folder: where its folders are by default.
-      setting, options: stages and further arguments of `build`.
+      folder: of the packaged policies, where its folders are by default.
     """
-    parser = argparse.ArgumentParser(
-        prog=f'python -m tools.checkpoints.{name}',
-        description=description.split('\n')[0],
-        epilog=f'example:\n  python -m tools.checkpoints.{name} --out again',
+    module = f'python -m tools.checkpoints.{command}'
+    result = argparse.ArgumentParser(
+        prog=module.partition(' --')[0],
+        description=description.partition('\n')[0],
+        epilog=f'example:\n  {module} --out again',
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     replaced = 'for the folders; by default those of the repository are replaced'
-    parser.add_argument('--out', type=pathlib.Path, default=folder, help=replaced)
-    parser.add_argument('--seed', type=int, default=0, help='seed of all randomness (0)')
-    args = parser.parse_args()
-    build(args.out, args.seed, *setting, **options)
+    result.add_argument('--out', type=pathlib.Path, default=MINI / folder, help=replaced)
+    result.add_argument('--seed', type=int, default=0, help='seed of all randomness (0)')
+    return result
 
 
 def main() -> None:
     """Parses the command line and trains."""
-    command('base_model', __doc__, MINI)
+    args = parser('base_model', __doc__, '').parse_args()
+    build(args.out, args.seed)
 
 
 if __name__ == '__main__':

@@ -52,7 +52,6 @@ STAGES = (
         adam_rate=4e-3,
         decay_share=0.0,
         context_weight=0.2,
-        saved=True,
         shares={
             'reading': 0.16,
             'retelling': 0.12,
@@ -73,7 +72,6 @@ STAGES = (
         tokens=768,
         adam_rate=3e-3,
         decay_share=0.35,
-        saved=True,
         folder='base',
     ),
 )
@@ -82,15 +80,8 @@ STAGES = (
 def main() -> None:
     """Parses the command line and trains."""
     FORMS.update(forms('numbered'))
-    base_model.command(
-        'base_parts',
-        __doc__,
-        base_model.MINI / 'parts',
-        STAGES,
-        parts.ROLES,
-        layers=LAYERS,
-        hops=len(parts.ROLE_HOPS),
-    )
+    args = base_model.parser('base_parts', __doc__, 'parts').parse_args()
+    base_model.build(args.out, args.seed, STAGES, parts.ROLES, LAYERS, len(parts.ROLE_HOPS))
 
 
 if __name__ == '__main__':

@@ -37,8 +37,7 @@ def libraries(seed: int, split: str, count: int, worlds: int) -> Iterator[Librar
     available = world.worlds_available(split)
     for i in range(count):
         rng = np.random.default_rng([seed, i])
-        size = min(worlds, available)
-        world_seeds = rng.choice(available, size=size, replace=False)
+        world_seeds = rng.choice(available, size=min(worlds, available), replace=False)
         # Deal 0 holds the facts of self-play and evaluation, which the checkpoints must not have seen.
         yield Library(world_seeds.tolist(), split, deal=1 + i)
 
@@ -54,7 +53,7 @@ def episodes(
     """Yields one step's random episodes, without end.
 
     Args:
-      stage: gives the shares of the roles, their errors, and the greatest lengths of an episode and a search result.
+      stage: gives the shares of the roles, and the greatest lengths of an episode and a search result.
       roles: the roles by name; their own shares apply where `stage.shares` is empty.
       materials: data from which roles write episodes, such as `Library` or `english_texts.Texts`; one is drawn
         per episode.
@@ -66,42 +65,17 @@ def episodes(
     # Not hash(): Python salts it, so it differs between processes.
     stage_key = zlib.crc32(stage.name.encode())
     rng = np.random.default_rng([seed, stage_key, step])
-    default_shares = {name: role.share for name, role in roles.items()}
-    role_shares = stage.shares or default_shares
+    role_shares = stage.shares or {name: role.share for name, role in roles.items()}
     names = list(role_shares)
     shares = np.array(list(role_shares.values()))
     probabilities = shares / shares.sum()
     while True:
-        role_index = int(rng.choice(len(names), p=probabilities))
-        role = roles[names[role_index]]
-        demo = role.write(pick(rng, materials), rng, stage.errors)
+        role = roles[names[rng.choice(len(names), p=probabilities)]]
+        demo = role.write(pick(rng, materials), rng)
         episode = render(codec, demo, stage.observation_tokens)
         # Longer episodes are skipped, not cut: a cut one would end without an answer.
         if len(episode.tokens) <= stage.tokens:
             yield episode
-
-
-def empty_batch(rows: int, tokens: int) -> Batch:
-    """Returns a batch of padding."""
-    return {field: np.zeros((rows, tokens), np.int32) for field in BATCH_FIELDS}
-
-
-def write_episode(batch: Batch, row: int, start: int, segment: int, episode: Episode) -> None:
-    """Writes an episode in place into a row of a batch, from column `start` on; `segment` is its number in the row."""
-    length = len(episode.tokens)
-    columns = slice(start, start + length)
-    batch['tokens'][row, columns] = episode.tokens
-    batch['positions'][row, columns] = np.arange(length)
-    batch['segment'][row, columns] = segment
-    batch['policy'][row, columns] = episode.sources == POLICY
-
-
-def _first_fit(used_tokens: Sequence[int], limit: int) -> int | None:
-    """Returns the first row with at most `limit` used tokens, or None."""
-    for row, used in enumerate(used_tokens):
-        if used <= limit:
-            return row
-    return None
 
 
 def pack(stage: Stage, stream: Iterator[Episode]) -> Batch:
@@ -116,20 +90,23 @@ def pack(stage: Stage, stream: Iterator[Episode]) -> Batch:
       int32 arrays [rows, tokens]: 'tokens', 'positions' within the episode, 'segment' (number of the episode in the
       row from 1, or 0 for padding) and 'policy' (1 for the policy's tokens).
     """
-    batch = empty_batch(stage.rows, stage.tokens)
+    batch = {field: np.zeros((stage.rows, stage.tokens), np.int32) for field in BATCH_FIELDS}
     used_tokens = [0] * stage.rows
-    segments = [0] * stage.rows
     # Three misses rather than one, because a shorter episode may still fit.
     misses = 0
     while misses < _MAX_MISSES:
         episode = next(stream)
         length = len(episode.tokens)
         # Most episodes are much shorter than a row, so first fit leaves little padding.
-        row = _first_fit(used_tokens, stage.tokens - length)
-        if row is None:
+        fitting = [row for row, used in enumerate(used_tokens) if used + length <= stage.tokens]
+        if not fitting:
             misses += 1
             continue
-        segments[row] += 1
-        write_episode(batch, row, used_tokens[row], segments[row], episode)
+        row = fitting[0]
+        columns = slice(used_tokens[row], used_tokens[row] + length)
+        batch['tokens'][row, columns] = episode.tokens
+        batch['positions'][row, columns] = np.arange(length)
+        batch['segment'][row, columns] = batch['segment'][row].max() + 1
+        batch['policy'][row, columns] = episode.sources == POLICY
         used_tokens[row] += length
     return batch

@@ -127,11 +127,19 @@ class Role:
 
     Attributes:
       share: share of the episodes, relative to the other roles.
-      write: function that writes one episode from (material to draw from, random generator, deliberate errors).
+      write: function that writes one episode from (material to draw from, random generator).
     """
 
     share: float
-    write: Callable[[Any, Generator, Any], Demo]
+    write: Callable[[Any, Generator], Demo]
+
+
+def spend(rng: Generator, count: int = 1) -> None:
+    """Draws numbers that nothing depends on.
+
+    The packaged policies were trained on demonstrations that drew them: a seed gives the same ones again.
+    """
+    rng.random(count)
 
 
 def think(thought: str) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import collections
 import functools
 import re
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.random import Generator
@@ -51,18 +51,11 @@ class Link(NamedTuple):
     replaced_name: str
 
 
-class Statement(NamedTuple):
-    """A clause about a name, and the index of its passage."""
+class Placed(NamedTuple):
+    """A chain, a sentence that describes a name, or a clause about a name; and the index of its (second) passage."""
 
-    clause: cloze.Cloze
+    value: Any
     passage: int
-
-
-class Linked(NamedTuple):
-    """A chain and the index of its second passage."""
-
-    chain: Chain
-    second_passage: int
 
 
 class Links:
@@ -75,43 +68,29 @@ class Links:
 
     def __init__(self, passages: Sequence[tuple[str, str]]):
         """Finds the links between passages, each (title, text)."""
+        self._titles = [title for title, _ in passages]
         sentence_lists = [cloze.sentences(text) for _, text in passages]
-        self.statements: dict[str, list[Statement]] = {}
-        mentions: collections.Counter[str] = collections.Counter()
+        self.statements: dict[str, list[Placed]] = {}
+        self._mentions: collections.Counter[str] = collections.Counter()
         for index, (title, text) in enumerate(passages):
-            mentions.update(chains.names(text))
+            self._mentions.update(chains.names(text))
             for sentence in sentence_lists[index]:
                 for name, clause in chains.statements(title, sentence):
-                    self.statements.setdefault(name, []).append(Statement(clause, index))
-        self.chains: dict[int, list[Linked]] = {}
-        for index, (title, _) in enumerate(passages):
-            linked = []
-            for sentence in sentence_lists[index]:
-                for first in chains.described(sentence):
-                    if mentions[first.answer] > chains.MAX_MENTIONS:
-                        continue
-                    for statement in self.statements.get(first.answer, ()):
-                        if passages[statement.passage][0] != title and chains.can_join(
-                            first, statement.clause
-                        ):
-                            chain = Chain(first, statement.clause)
-                            linked.append(Linked(chain, statement.passage))
+                    self.statements.setdefault(name, []).append(Placed(clause, index))
+        self.chains: dict[int, list[Placed]] = {}
+        for index, sentences in enumerate(sentence_lists):
+            linked = [chain for sentence in sentences for chain in self._linked(index, sentence)]
             if linked:
                 self.chains[index] = linked
 
-
-class _Described(NamedTuple):
-    """A sentence that describes a name, with the name as its answer, and the index of its passage."""
-
-    case: cloze.Cloze
-    passage: int
-
-
-class _About(NamedTuple):
-    """A name that is the subject of passages, and the clauses about it."""
-
-    name: str
-    statements: list[Statement]
+    def _linked(self, index: int, sentence: str) -> Iterator[Placed]:
+        """Yields the chains that begin with a sentence of a passage."""
+        for first in chains.described(sentence):
+            if self._mentions[first.answer] <= chains.MAX_MENTIONS:
+                for clause, passage in self.statements.get(first.answer, ()):
+                    is_other = self._titles[passage] != self._titles[index]
+                    if is_other and chains.can_join(first, clause):
+                        yield Placed(Chain(first, clause), passage)
 
 
 class Disguise:
@@ -147,14 +126,11 @@ class Disguise:
             text = text.replace(self._merged_name, self._bridge)
         if not self._is_active:
             return text
-        text = _CAPITALISED.sub(self._replace_name, text)
-        return _DIGITS.sub(self._replace_digits, text)
+        return _DIGITS.sub(self._replace, _CAPITALISED.sub(self._replace, text))
 
     def document(self, document: Document) -> Document:
         """Returns a disguised passage."""
-        title = self(document['title'])
-        text = self(document['text'])
-        return {'title': title, 'text': text}
+        return {'title': self(document['title']), 'text': self(document['text'])}
 
     def documents(self, documents: Iterable[Document]) -> list[Document]:
         """Returns disguised passages."""
@@ -162,29 +138,22 @@ class Disguise:
 
     def cloze(self, case: cloze.Cloze) -> cloze.Cloze:
         """Returns a disguised cloze question."""
-        left = self(case.left)
-        answer = self(case.answer)
-        right = self(case.right)
-        return cloze.Cloze(left, answer, right, case.kind)
+        return cloze.Cloze(self(case.left), self(case.answer), self(case.right), case.kind)
 
-    def _replace_name(self, match: re.Match[str]) -> str:
-        """Returns another name; for a name that was replaced before, the same one again."""
-        name = match.group()
-        if name not in self._replacements:
-            self._replacements[name] = self._new_name()
-        return self._replacements[name]
+    def _replace(self, match: re.Match[str]) -> str:
+        """Returns another name or number; for one that was replaced before, the same one again."""
+        word = match.group()
+        if word not in self._replacements:
+            is_number = word[0].isdigit()
+            self._replacements[word] = (
+                self._new_digits(len(word)) if is_number else self._new_name()
+            )
+        return self._replacements[word]
 
     def _new_name(self) -> str:
         if self._rng.random() < _INVENTED_SHARE:
             return invented_name(self._rng)
         return pick(self._rng, self._names)
-
-    def _replace_digits(self, match: re.Match[str]) -> str:
-        """Returns as many random digits; for digits that were replaced before, the same ones again."""
-        digits = match.group()
-        if digits not in self._replacements:
-            self._replacements[digits] = self._new_digits(len(digits))
-        return self._replacements[digits]
 
     def _new_digits(self, count: int) -> str:
         digits = self._rng.integers(0, 10, count)
@@ -195,12 +164,8 @@ class Disguise:
 
 def invented_name(rng: Generator) -> str:
     """Returns a random name of two to four syllables."""
-    name = ''
-    syllables = rng.integers(2, 5)
-    for _ in range(syllables):
-        name += pick(rng, _CONSONANTS)
-        name += pick(rng, _VOWELS)
-    return name.capitalize()
+    syllables = [pick(rng, _CONSONANTS) + pick(rng, _VOWELS) for _ in range(rng.integers(2, 5))]
+    return ''.join(syllables).capitalize()
 
 
 class Texts:
@@ -218,39 +183,26 @@ class Texts:
 
     def __init__(self, passages: Iterable[tuple[str, str]]):
         """Encodes passages, each (title, text)."""
-        self.documents: list[Document] = []
+        self.documents = [{'title': title, 'text': text} for title, text in passages]
         self.sources: list[Source] = []
-        for title, text in passages:
-            document = {'title': title, 'text': text}
-            self.documents.append(document)
-            cloze_lists = _cloze_lists(text)
-            if cloze_lists:
-                source = Source(document, cloze_lists)
-                self.sources.append(source)
-        self.titled: list[Source] = []
-        for source in self.sources:
-            if source.document['title'].strip():
-                self.titled.append(source)
+        for document in self.documents:
+            lists = cloze_lists(document['text'])
+            if lists:
+                self.sources.append(Source(document, lists))
+        self.titled = [source for source in self.sources if source.document['title'].strip()]
         titles = [document['title'] for document in self.documents]
         texts = [document['text'] for document in self.documents]
-        passage_pairs = list(zip(titles, texts))
-        self._links = Links(passage_pairs)
+        self._links = Links(list(zip(titles, texts)))
         self.chained = sorted(self._links.chains)
         self._described = _described_names(texts)
         self._statements = self._statements_about_titles(titles)
         self._encoder = LexicalEncoder()
         self._passage_vectors = self._encoder.encode_passages(titles, texts)
-        names: set[str] = set()
-        words: set[str] = set()
-        for text in texts:
-            names.update(_CAPITALISED.findall(text))
-            words.update(text.split())
         # Sorted, because the order of a set differs between processes.
-        self.names = sorted(names)
-        self.words = sorted(words)
+        self.names = sorted({name for text in texts for name in _CAPITALISED.findall(text)})
+        self.words = sorted({word for text in texts for word in text.split()})
         # Cached, because demonstrations search for the same titles again and again.
-        cached = functools.lru_cache(maxsize=4096)
-        self.search = cached(self._search)
+        self.search = functools.lru_cache(maxsize=4096)(self._search)
 
     def _search(self, query: str) -> list[Document]:
         """Returns the TOP_K passages with the highest scores, best first."""
@@ -258,27 +210,21 @@ class Texts:
         scores = self._passage_vectors @ query_vector
         # A stable sort resolves ties by row, so the result is the same on every machine.
         rows = np.argsort(-scores, kind='stable')
-        best_rows = rows[:TOP_K]
-        return [self.documents[row] for row in best_rows]
+        return [self.documents[row] for row in rows[:TOP_K]]
 
     def draw(self, rng: Generator) -> tuple[Document, cloze.Cloze]:
         """Returns a random passage and a random cloze question about it."""
         source = pick(rng, self.sources)
-        cases = pick(rng, source.cloze_lists)
-        case = draw_cloze(rng, cases)
-        return source.document, case
+        return source.document, draw_cloze(rng, pick(rng, source.cloze_lists))
 
-    def _statements_about_titles(self, titles: Sequence[str]) -> list[_About]:
+    def _statements_about_titles(self, titles: Sequence[str]) -> list[tuple[str, list[Placed]]]:
         """Returns the names that are subjects of passages, sorted, each with the clauses about it."""
         subjects = []
-        for name in sorted(self._links.statements):
-            clauses = []
+        for name, statements in sorted(self._links.statements.items()):
             # The first words of a sentence can look like a name; the words of a title are one.
-            for statement in self._links.statements[name]:
-                if name in titles[statement.passage]:
-                    clauses.append(statement)
+            clauses = [placed for placed in statements if name in titles[placed.passage]]
             if clauses:
-                subjects.append(_About(name, clauses))
+                subjects.append((name, clauses))
         return subjects
 
     def draw_link(self, rng: Generator, real_share: float) -> Link:
@@ -289,50 +235,37 @@ class Texts:
             be replaced by the bridge: there are far more of them.
         """
         if self.chained and rng.random() < real_share:
-            first_index = pick(rng, self.chained)
-            linked = pick(rng, self._links.chains[first_index])
-            first = self.documents[first_index]
-            second = self.documents[linked.second_passage]
-            return Link(linked.chain, first, second, replaced_name='')
+            first = pick(rng, self.chained)
+            chain, second = pick(rng, self._links.chains[first])
+            return Link(chain, self.documents[first], self.documents[second], replaced_name='')
         while True:
-            described = pick(rng, self._described)
-            about = pick(rng, self._statements)
-            bridge = about.name
-            clause, second_index = pick(rng, about.statements)
-            name = described.case.answer
-            sentence = described.case._replace(answer=bridge)
-            first = self.documents[described.passage]
+            case, first = pick(rng, self._described)
+            bridge, clauses = pick(rng, self._statements)
+            clause, second = pick(rng, clauses)
+            sentence = case._replace(answer=bridge)
+            documents = self.documents[first], self.documents[second]
             # Neither passage may have the other's name: one answer would then fit both blanks.
-            is_distinct = bridge not in first['text'] and name not in clause.sentence
+            is_distinct = bridge not in documents[0]['text'] and case.answer not in clause.sentence
             if is_distinct and chains.can_join(sentence, clause):
-                second = self.documents[second_index]
-                chain = Chain(sentence, clause)
-                return Link(chain, first, second, replaced_name=name)
+                return Link(Chain(sentence, clause), *documents, replaced_name=case.answer)
 
 
-def _described_names(texts: Sequence[str]) -> list[_Described]:
+def _described_names(texts: Sequence[str]) -> list[Placed]:
     """Returns the sentences of passages that describe a name."""
     described = []
     for index, text in enumerate(texts):
         for sentence in cloze.sentences(text):
-            for case in chains.described(sentence):
-                described.append(_Described(case, index))
+            described += [Placed(case, index) for case in chains.described(sentence)]
     return described
 
 
-def _cloze_lists(text: str) -> list[list[cloze.Cloze]]:
+def cloze_lists(text: str) -> list[list[cloze.Cloze]]:
     """Returns the cloze questions of each sentence that has any."""
-    cloze_lists = []
-    for sentence in cloze.sentences(text):
-        cases = cloze.clozes(sentence)
-        if cases:
-            cloze_lists.append(cases)
-    return cloze_lists
+    case_lists = [cloze.clozes(sentence) for sentence in cloze.sentences(text)]
+    return [cases for cases in case_lists if cases]
 
 
 def draw_cloze(rng: Generator, cases: Sequence[cloze.Cloze]) -> cloze.Cloze:
     """Returns one of the cloze questions of a sentence; each is drawn with the weight of its kind."""
     weights = np.array([_KIND_WEIGHTS[case.kind] for case in cases])
-    probabilities = weights / weights.sum()
-    index = rng.choice(len(cases), p=probabilities)
-    return cases[index]
+    return cases[rng.choice(len(cases), p=weights / weights.sum())]

@@ -17,7 +17,6 @@ from numpy.random import Generator
 
 from tools.checkpoints import demos
 from tools.checkpoints.demo import Demo, Role, think
-from tools.checkpoints.demos import ErrorRates
 from tools.checkpoints.library import Library
 from zeroplay_jax.mini.world import phrase, question
 from zeroplay_jax.rollout import prompts
@@ -32,15 +31,15 @@ _DESCRIBED_HOPS = (0.5, 0.5)
 REDUNDANT_SEARCHES = 0.3
 
 
-def restate(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
-    """Question → the phrase that it asks for; `errors` has no effect here and in the other parts."""
+def restate(library: Library, rng: Generator) -> Demo:
+    """Question → the phrase that it asks for."""
     _, chain = demos.draw_chain(library, rng, _PART_HOPS)
     demo = Demo('restate', {'question': question(chain)})
     demo.add_final_turn(phrase(chain))
     return demo
 
 
-def resolve(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
+def resolve(library: Library, rng: Generator) -> Demo:
     """A phrase and the value of its innermost part → the phrase with this value."""
     _, chain = demos.draw_chain(library, rng, _PART_HOPS)
     first, rest = chain[0], chain[1:]
@@ -52,7 +51,7 @@ def resolve(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
     return demo
 
 
-def ask(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
+def ask(library: Library, rng: Generator) -> Demo:
     """Statement → the question that it answers, and the answer."""
     _, chain = demos.draw_chain(library, rng, _PART_HOPS)
     demo = Demo('ask')
@@ -61,7 +60,7 @@ def ask(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
     return demo
 
 
-def ask_at_end(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
+def ask_at_end(library: Library, rng: Generator) -> Demo:
     """Documents of the ends of a chain, and what it states → the question that it answers, and the answer."""
     _, chain = demos.draw_chain(library, rng, _PART_HOPS)
     document = prompts.document_text(library.document(chain[0].entity))
@@ -73,7 +72,7 @@ def ask_at_end(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
     return demo
 
 
-def walk_to_goal(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
+def walk_to_goal(library: Library, rng: Generator) -> Demo:
     """Phrase → searches along it, each after the phrase that is still open; no question and no answer."""
     _, chain = demos.draw_chain(library, rng, _PART_HOPS)
     demo = Demo('walk_to_goal')
@@ -86,19 +85,19 @@ def walk_to_goal(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
     return demo
 
 
-def walk(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
+def walk(library: Library, rng: Generator) -> Demo:
     """Number and document → as many facts, each of the passage of the last one's value; no question."""
     _, chain = demos.draw_chain(library, rng, _PART_HOPS)
     document = prompts.document_text(library.document(chain[0].entity))
     demo = Demo('walk', {'hops': len(chain), 'document': document})
-    thoughts = demos.countdown([demos.statement(chain[:i]) for i in range(1, len(chain) + 1)])
+    thoughts = demos.countdown(demos.statements_so_far(chain))
     for thought, step in zip(thoughts, chain[1:]):
         demo.add_search(library, thought, step.entity)
     demo.add_final_turn(thoughts[-1])
     return demo
 
 
-def walk_back(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
+def walk_back(library: Library, rng: Generator) -> Demo:
     """Number and value → as many searches backwards, from a value to a passage that names it; no question."""
     while True:
         hops = demos.draw_hops(rng, _PART_HOPS)
@@ -110,7 +109,7 @@ def walk_back(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
             return demo
 
 
-def trace(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
+def trace(library: Library, rng: Generator) -> Demo:
     """Documents and a phrase → the facts along it; no question and no answer."""
     _, chain = demos.draw_chain(library, rng, _PART_HOPS)
     documents = demos.documents_of(library, chain, rng)

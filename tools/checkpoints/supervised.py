@@ -57,19 +57,13 @@ def loss(
     # Index t is the prediction of token t + 1. The first token of an episode is no target, because the token before it
     # is of another episode; neither is padding.
     segment = batch['segment']
-    target_segment = segment[:, 1:]
-    same_episode = target_segment == segment[:, :-1]
-    is_episode = target_segment > 0
-    is_target = (same_episode & is_episode).reshape(-1)
-    policy_flags = batch['policy'][:, 1:].reshape(-1)
-    is_policy = is_target & (policy_flags > 0)
-    is_context = is_target & ~is_policy
+    is_target = (segment[:, 1:] == segment[:, :-1]) & (segment[:, 1:] > 0)
+    is_target = is_target.reshape(-1)
+    is_policy = is_target & (batch['policy'][:, 1:].reshape(-1) > 0)
 
     policy_loss = _masked_mean(nll, is_policy)
-    context_loss = _masked_mean(nll, is_context)
-    total_loss = policy_loss + context_weight * context_loss
-    predictions = jnp.argmax(logits, -1)
-    token_accuracy = _masked_mean(predictions == targets, is_policy)
+    total_loss = policy_loss + context_weight * _masked_mean(nll, is_target & ~is_policy)
+    token_accuracy = _masked_mean(jnp.argmax(logits, -1) == targets, is_policy)
     return total_loss, {'loss': policy_loss, 'token_accuracy': token_accuracy}
 
 
@@ -80,16 +74,13 @@ def _next_token_logits(
     tokens = batch['tokens']
     x = transformer.hidden(config, params, tokens, batch['positions'], batch['segment'])
     # The last position of a row predicts nothing.
-    x = x[:, :-1]
-    x = x.reshape(-1, x.shape[-1])
+    x = x[:, :-1].reshape(-1, x.shape[-1])
     return transformer.logits(config, params, x)
 
 
 def _masked_mean(values: Array, mask: Array) -> Array:
-    total = jnp.sum(values * mask)
-    count = jnp.sum(mask)
     # A batch may lack one kind of token; its mean is then 0 instead of NaN.
-    return total / jnp.maximum(count, 1)
+    return jnp.sum(values * mask) / jnp.maximum(jnp.sum(mask), 1)
 
 
 def optimiser(stage: Stage) -> optax.GradientTransformation:
@@ -98,9 +89,7 @@ def optimiser(stage: Stage) -> optax.GradientTransformation:
     Both learning rates rise linearly from a twentieth of their peak over WARMUP_STEPS, stay there, and fall linearly
     to a twentieth over the last `decay_share` of the steps.
     """
-
-    constant_share = 1 - stage.decay_share
-    decay_start = int(stage.steps * constant_share)
+    decay_start = int(stage.steps * (1 - stage.decay_share))
 
     def schedule(peak: float) -> optax.Schedule:
         low = 0.05 * peak
@@ -110,21 +99,16 @@ def optimiser(stage: Stage) -> optax.GradientTransformation:
 
     def label(path: tuple, leaf: Array) -> str:
         # Muon orthogonalises updates, which suits linear maps but not embedding tables or scales.
-        if path[-1].key == 'kernel':
-            return 'matrix'
-        return 'other'
+        return 'matrix' if path[-1].key == 'kernel' else 'other'
 
-    muon_rate = schedule(stage.muon_rate)
-    adam_rate = schedule(stage.adam_rate)
     transforms = {
-        'matrix': optax.contrib.muon(muon_rate),
-        'other': optax.adamw(adam_rate, b2=0.98, weight_decay=0.0),
+        'matrix': optax.contrib.muon(schedule(stage.muon_rate)),
+        'other': optax.adamw(schedule(stage.adam_rate), b2=0.98, weight_decay=0.0),
     }
     labels = functools.partial(jax.tree_util.tree_map_with_path, label)
-    update = optax.multi_transform(transforms, labels)
     # Muon normalises each matrix anyway, but in AdamW's moments an outlier would stay for many steps.
     clip = optax.clip_by_global_norm(1.0)
-    return optax.chain(clip, update)
+    return optax.chain(clip, optax.multi_transform(transforms, labels))
 
 
 def train(
@@ -152,35 +136,27 @@ def train(
     # Each stage starts with fresh moments and its own warm-up.
     tx = optimiser(stage)
     state = tx.init(params)
-    stage_loss = functools.partial(loss, config, stage.context_weight)
-    loss_gradient = jax.grad(stage_loss, has_aux=True)
+    loss_gradient = jax.grad(functools.partial(loss, config, stage.context_weight), has_aux=True)
 
     # Donation lets XLA update parameters and optimiser state in place.
     @functools.partial(jax.jit, donate_argnums=(0, 1))
     def update(params, state, batch):
         gradient, metrics = loss_gradient(params, batch)
         updates, state = tx.update(gradient, state, params)
-        params = optax.apply_updates(params, updates)
-        return params, state, metrics
+        return optax.apply_updates(params, updates), state, metrics
 
     recent_metrics = []
     with progress.Bar(stage.steps, 'steps', stage.name) as bar:
-        for step in range(stage.steps):
-            stream = batches.episodes(stage, roles, materials, codec, seed, step)
-            batch = batches.pack(stage, stream)
-            params, state, metrics = update(params, state, batch)
+        for step in range(1, stage.steps + 1):
+            stream = batches.episodes(stage, roles, materials, codec, seed, step - 1)
+            params, state, metrics = update(params, state, batches.pack(stage, stream))
             # Kept on the device: reading the values here would wait for every step.
             recent_metrics.append(metrics)
             bar.update()
-            done_steps = step + 1
-            is_last = done_steps == stage.steps
-            if done_steps % LOG_EVERY and not is_last:
-                continue
-            entry = {'stage': stage.name, 'step': done_steps}
-            entry |= _mean_metrics(recent_metrics)
-            log.append(entry)
-            print(json.dumps(entry), flush=True)
-            recent_metrics = []
+            if step % LOG_EVERY == 0 or step == stage.steps:
+                log.append({'stage': stage.name, 'step': step} | _mean_metrics(recent_metrics))
+                print(json.dumps(log[-1]), flush=True)
+                recent_metrics = []
     return params
 
 
@@ -194,9 +170,9 @@ def train_checkpoints(
     dtype: Any = jnp.float32,
     start: pathlib.Path | None = None,
 ) -> None:
-    """Trains stages one after the other; writes a folder in `out` for each saved one.
+    """Trains stages one after the other; writes a folder in `out` for each that names one.
 
-    The stage after a saved one starts from the weights as they were written, so it can be repeated from the folder.
+    The stage after such a one starts from the weights as they were written, so it can be repeated from the folder.
 
     Args:
       stages: the stages, in order.
@@ -213,30 +189,23 @@ def train_checkpoints(
     if start:
         params = hf.load(start, config)
     else:
-        key = jax.random.key(seed)
-        initial_params = transformer.init(config, key)
-        params = zero_output_projections(initial_params)
-    leaves = jax.tree.leaves(params)
-    parameter_count = sum(leaf.size for leaf in leaves)
+        params = zero_output_projections(transformer.init(config, jax.random.key(seed)))
+    parameter_count = sum(leaf.size for leaf in jax.tree.leaves(params))
     log: list[dict[str, Any]] = [{'seed': seed, 'parameters': parameter_count}]
     for stage in stages:
         params = train(stage, config, params, codec, roles, materials, seed, log)
-        if not stage.saved:
-            continue
-        folder = out / (stage.folder or stage.name)
-        written_params = optax.tree.cast(params, dtype)
-        save(folder, config, written_params, template, log)
-        params = optax.tree.cast(written_params, jnp.float32)
+        if stage.folder:
+            written_params = optax.tree.cast(params, dtype)
+            save(out / stage.folder, config, written_params, template, log)
+            params = optax.tree.cast(written_params, jnp.float32)
 
 
 def _mean_metrics(step_metrics: Sequence[dict[str, Array]]) -> dict[str, float]:
     """Returns the mean of each metric over steps."""
-    means = {}
-    for name in step_metrics[0]:
-        values = [float(metrics[name]) for metrics in step_metrics]
-        mean = np.mean(values)
-        means[name] = float(mean)
-    return means
+    return {
+        name: float(np.mean([float(metrics[name]) for metrics in step_metrics]))
+        for name in step_metrics[0]
+    }
 
 
 def zero_output_projections(params: transformer.Params) -> transformer.Params:
@@ -247,13 +216,8 @@ def zero_output_projections(params: transformer.Params) -> transformer.Params:
     """
 
     def zero_if_output(path: tuple, leaf: Array) -> Array:
-        if len(path) < 2:
-            return leaf
         # The last key is that of the array, such as 'kernel'.
-        layer = path[-2].key
-        if layer in ('o', 'down'):
-            return leaf * 0
-        return leaf
+        return leaf * 0 if len(path) > 1 and path[-2].key in ('o', 'down') else leaf
 
     return jax.tree_util.tree_map_with_path(zero_if_output, params)
 
@@ -278,17 +242,11 @@ def save(
     if folder.exists():
         shutil.rmtree(folder)
     hf.save(folder, config, params, like=template)
-    log_text = ''
-    for entry in log:
-        log_text += f'{json.dumps(entry)}\n'
-    log_file = folder / 'training.jsonl'
-    log_file.write_text(log_text)
+    log_lines = [f'{json.dumps(entry)}\n' for entry in log]
+    (folder / 'training.jsonl').write_text(''.join(log_lines))
     # The format of sha256sum, so that `sha256sum --check` verifies a folder.
-    hash_lines = ''
-    files = [path for path in folder.iterdir() if path.is_file()]
-    for file in sorted(files):
-        content = file.read_bytes()
-        digest = hashlib.sha256(content).hexdigest()
-        hash_lines += f'{digest}  {file.name}\n'
-    hash_file = folder / 'SHA256SUMS'
-    hash_file.write_text(hash_lines)
+    hash_lines = [
+        f'{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n'
+        for file in sorted(folder.iterdir())
+    ]
+    (folder / 'SHA256SUMS').write_text(''.join(hash_lines))

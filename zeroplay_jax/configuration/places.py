@@ -267,7 +267,7 @@ def fetch(config: ConfigDict, section_name: str = '') -> None:
     """Replaces names on the Hub and addresses in a bucket by the paths of their local copies, in place.
 
     Downloads what is missing or outdated; a model may take minutes. Paths of what comes with the package, such as
-    zeroplay_jax/mini/clean, become those of this installation.
+    zeroplay_jax/mini/base, become those of this installation.
 
     Args:
       config: is changed.

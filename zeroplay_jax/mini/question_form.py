@@ -38,7 +38,7 @@ _WORLDS = QuestionForm(
     ),
     'this policy reads only sentences of the miniature world, such as python -m zeroplay_jax.mini.sample writes, and '
     'questions such as "What is the job of the mayor of Fretes?"; for other English texts take --policy '
-    'zeroplay_jax/mini/english/clean, or a language model',
+    'zeroplay_jax/mini/english/base, or a language model',
 )
 _FORMS = {
     ENGLISH_CHECKPOINT: _BLANKS,

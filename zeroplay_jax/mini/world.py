@@ -137,23 +137,18 @@ class World:
             subject = pronoun
         return ' '.join(sentences)
 
-    def chain(self, hops: int, rng: Generator, start: str | None = None) -> list[Fact] | None:
+    def chain(self, hops: int, rng: Generator) -> list[Fact] | None:
         """Returns a random chain of facts in which each value is the next entity.
 
         Args:
           hops: number of steps, at least 1.
           rng: source of randomness.
-          start: title of the first entity; any title if None.
 
         Returns:
-          The steps, or None if no chain of that length starts there. No entity occurs twice, and the question's text
-          does not contain the answer.
+          The steps, or None if there is no chain of that length. No entity occurs twice, and the question's text does
+          not contain the answer.
         """
-        if start is None:
-            starts = shuffled(rng, self.titles)
-        else:
-            starts = [start]
-        for title in starts:
+        for title in shuffled(rng, self.titles):
             chain = self._extend([], title, hops, rng)
             if chain is not None:
                 return chain

@@ -269,8 +269,6 @@ BUILT_IN_CHECKPOINT = PACKAGE / 'mini' / 'base'
 PARTS_CHECKPOINT = PACKAGE / 'mini' / 'parts' / 'base'
 # A small policy that also sets and does open tasks (configs/scope.py:mini).
 OPEN_CHECKPOINT = PACKAGE / 'mini' / 'open' / 'base'
-# Answers some questions of every hop count: three steps have something to learn (configs/drzero.py:mini).
-HOPS_CHECKPOINT = PACKAGE / 'mini' / 'hops' / 'base'
 CONFIGS = PACKAGE / 'configs'
 # A small policy that reads English, for texts of the user (configs/english.py).
 ENGLISH_CHECKPOINT = PACKAGE / 'mini' / 'english' / 'base'
@@ -287,7 +285,7 @@ _IN_A_CLONE = re.compile(r'/(?:.*/)?(zeroplay_jax/mini/.+)')
 
 
 def built_in_name(path: str) -> str:
-    """Returns the name of a file or folder that comes with the package, such as 'zeroplay_jax/mini/clean'.
+    """Returns the name of a file or folder that comes with the package, such as 'zeroplay_jax/mini/base'.
 
     The name is the same in all clones of the project. A path in a clone that was moved or removed has it, too. Any
     other text is returned as it is.

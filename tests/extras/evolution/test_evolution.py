@@ -17,7 +17,7 @@ from zeroplay_jax.evaluation.results import Answered
 from zeroplay_jax.extras.evolution import __main__ as command
 from zeroplay_jax.extras.evolution import questions as asked
 
-CLEAN = ROOT / 'zeroplay_jax' / 'mini' / 'clean'
+BASE = ROOT / 'zeroplay_jax' / 'mini' / 'base'
 SMALL = config_flags('world.train=(0,4) world.evaluation=(0,2) eval.questions=2 progress=False')
 PAPERS = tomllib.loads((ROOT / 'docs' / 'papers.toml').read_text(encoding='utf-8'))
 COMMANDS = sorted({row['command'] for row in PAPERS.values() if 'command' in row})
@@ -225,9 +225,9 @@ LINES = [line for line in COMMANDS if line.startswith('extras.evolution ')]
 
 @pytest.mark.parametrize('line', [x for x in LINES if '--metric=' in x or '--policy=' not in x])
 def test_the_commands_of_papers_run_on_a_recorded_run(line, run, capsys):
-    texts = {'RUN': str(run), '--policy=POLICY': f'--policy={CLEAN}', '--limit=2000': '--limit=2'}
+    texts = {'RUN': str(run), '--policy=POLICY': f'--policy={BASE}', '--limit=2000': '--limit=2'}
     _, *words = [texts.get(word, word) for word in shlex.split(line)]
-    if f'--policy={CLEAN}' in words:
+    if f'--policy={BASE}' in words:
         words = [*words, *SMALL, '--limit=2']
         # Its questions are of the miniature world, whatever system asked them.
         words = ['--config=configs/drzero.py:mini' if '--config=' in w else w for w in words]

@@ -33,7 +33,7 @@ def make_config(url):
     config = scope.get_config('mini')
     config.world.update(train=(0, 4), evaluation=(0, 2))
     config.eval.update(file='', tasks='', questions=2)
-    config.policy.path = str(ROOT / 'zeroplay_jax' / 'mini' / 'clean')
+    config.policy.path = str(ROOT / 'zeroplay_jax' / 'mini' / 'base')
     config.sampler.slots = 8
     config.judge.update(kind='endpoint', url=url, model='some')
     return config
@@ -85,7 +85,7 @@ def test_an_evaluation_that_is_continued_asks_only_what_is_missing(tmp_path, cap
 
 def command(tasks, folder, url):
     words = f"""
-        -m zeroplay_jax.evaluate --config=configs/scope.py:mini --policy=zeroplay_jax/mini/clean --metric=rubrics
+        -m zeroplay_jax.evaluate --config=configs/scope.py:mini --policy=zeroplay_jax/mini/base --metric=rubrics
         --sets={tasks} --workdir={folder} --config.judge.url={url}
     """
     fields = 'world.train=(0,4) world.evaluation=(0,2) judge.kind=endpoint judge.model=some judge.at_once=2'

@@ -2,7 +2,7 @@
 
     python -m zeroplay_jax.extras.evolution runs/mine
     python -m zeroplay_jax.extras.evolution runs/mine --parts=4 --topics=12
-    python -m zeroplay_jax.extras.evolution runs/mine --policy=zeroplay_jax/mini/clean --config=configs/drzero.py:mini
+    python -m zeroplay_jax.extras.evolution runs/mine --policy=zeroplay_jax/mini/base --config=configs/drzero.py:mini
     python -m zeroplay_jax.extras.evolution runs/mine --policy=POLICY --config=configs/ssp.py --metric=rating
 
 Reads tasks.jsonl, prints a line per iteration (in a run of one: per range of steps) and writes the questions of each
