@@ -41,7 +41,7 @@ def call(script, *words, path=None, **environment):
 
 def planned(command):
     """A command of the shell, with the flags of a plan in the place of `$(… plan …)`: plans take long."""
-    plan = r'\$\(\S+python -m zeroplay_jax\.extras\.plan ([^)]*)\)'
+    plan = r'\$\(zeroplay plan ([^)]*)\)'
     return re.sub(plan, lambda match: flags_of_plan(match[1]), command)
 
 

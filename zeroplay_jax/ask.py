@@ -44,15 +44,15 @@ if TYPE_CHECKING:
     from zeroplay_jax.session import Session
 
 EXAMPLES = """examples:
-  python -m zeroplay_jax.ask
-  python -m zeroplay_jax.ask "What is the birthplace of Rapon?"
-  python -m zeroplay_jax.ask --policy runs/quickstart/policy/solver "What is the teacher of the founder of Mimi?"
-  python -m zeroplay_jax.ask --policy zeroplay_jax/mini/parts/base --policy runs/quickstart/policy/solver "…"
-  python -m zeroplay_jax.ask --policy runs/own/policy/solver --index indexes/own --json "who wrote it" > answer.json
-  python -m zeroplay_jax.ask --policy Qwen2.5-3B-Instruct --syntax qwen --tools search,open
-  python -m zeroplay_jax.ask --policy Qwen2.5-3B-Instruct --tools search --mcp-servers mcp.json
-  python -m zeroplay_jax.ask --index http://127.0.0.1:8000 < questions.txt
-  python -m zeroplay_jax.ask --policy runs/own/policy/solver --config.rollout.turn_tokens=256 "who wrote it"
+  zeroplay ask
+  zeroplay ask "What is the birthplace of Rapon?"
+  zeroplay ask --policy runs/quickstart/policy/solver "What is the teacher of the founder of Mimi?"
+  zeroplay ask --policy zeroplay_jax/mini/parts/base --policy runs/quickstart/policy/solver "…"
+  zeroplay ask --policy runs/own/policy/solver --index indexes/own --json "who wrote it" > answer.json
+  zeroplay ask --policy Qwen2.5-3B-Instruct --syntax qwen --tools search,open
+  zeroplay ask --policy Qwen2.5-3B-Instruct --tools search --mcp-servers mcp.json
+  zeroplay ask --index http://127.0.0.1:8000 < questions.txt
+  zeroplay ask --policy runs/own/policy/solver --config.rollout.turn_tokens=256 "who wrote it"
 
 --config.FIELD=VALUE sets any field of the config with which the policy is asked, as in the other commands.
 
@@ -70,7 +70,7 @@ BUILT_IN_REMARK = ' (as it ships; --policy zeroplay_jax/mini/clean is seldom wro
 def _parser() -> Parser:
     """Returns the parser of the command line; without a flag the config decides, except for temperature and seed."""
     parser = Parser(
-        prog='python -m zeroplay_jax.ask',
+        prog='zeroplay ask',
         description=__doc__,
         epilog=EXAMPLES,
     )
@@ -85,7 +85,7 @@ def _parser() -> Parser:
     parser.add_argument(
         '--index',
         metavar='PATH',
-        help='folder of python -m zeroplay_jax.retrieval.build, or http://… of python -m zeroplay_jax.retrieval.server',
+        help='folder of zeroplay index, or http://… of zeroplay serve',
     )
     parser.add_argument(
         '--tools',

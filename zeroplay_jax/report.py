@@ -8,8 +8,8 @@ from zeroplay_jax.runtime import signals
 from zeroplay_jax.runtime.workdir import local_run
 
 EXAMPLES = """examples:
-  python -m zeroplay_jax.report runs/quickstart
-  python -m zeroplay_jax.report runs/a runs/b --out comparison.html
+  zeroplay report runs/quickstart
+  zeroplay report runs/a runs/b --out comparison.html
 """
 
 
@@ -29,7 +29,7 @@ def _run(argv: list[str] | None) -> None:
 def _parser() -> Parser:
     """Returns the parser of the command line."""
     parser = Parser(
-        prog='python -m zeroplay_jax.report',
+        prog='zeroplay report',
         description=__doc__,
         epilog=EXAMPLES,
     )

@@ -1,4 +1,4 @@
-"""How `python -m zeroplay_jax.ask` asks a policy, and when it is called wrongly."""
+"""How `zeroplay ask` asks a policy, and when it is called wrongly."""
 
 import copy
 import io

@@ -74,7 +74,7 @@ def test_questions_of_another_corpus_are_named(tmp_path):
         (tmp_path / name).write_text('{"question": "Who?", "answers": ["A"]}\n')
     (tmp_path / 'page.py').write_text(PAGE)
     page = ('--config=page.py:mini', '--workdir=run')
-    note = 'it is still evaluated on eval.file=own.jsonl; python -m zeroplay_jax.extras.inputs cloze makes'
+    note = 'it is still evaluated on eval.file=own.jsonl; zeroplay inputs cloze makes'
     noted = checked(tmp_path, *page, '--index=mine')
     assert noted.returncode == 0 and len(noted.stderr.splitlines()) == 1 and note in noted.stderr
     for words in (['--index=elsewhere/own'], ['--index=mine', '--config.eval.file=mine.jsonl']):

@@ -220,13 +220,13 @@ def test_a_run_without_questions_is_refused(content, reason, tmp_path, capsys):
 
 
 # A policy is asked where its answers are rated as well.
-LINES = [line for line in COMMANDS if line.startswith('extras.evolution ')]
+LINES = [line for line in COMMANDS if line.startswith('zeroplay evolution ')]
 
 
 @pytest.mark.parametrize('line', [x for x in LINES if '--metric=' in x or '--policy=' not in x])
 def test_the_commands_of_papers_run_on_a_recorded_run(line, run, capsys):
     texts = {'RUN': str(run), '--policy=POLICY': f'--policy={CLEAN}', '--limit=2000': '--limit=2'}
-    _, *words = [texts.get(word, word) for word in shlex.split(line)]
+    _, _, *words = [texts.get(word, word) for word in shlex.split(line)]
     if f'--policy={CLEAN}' in words:
         words = [*words, *SMALL, '--limit=2']
         # Its questions are of the miniature world, whatever system asked them.

@@ -1,9 +1,9 @@
 """Shows what self-play asks over training: tasks with questions, duplicates, topics and, with a solver, difficulty.
 
-    python -m zeroplay_jax.extras.evolution runs/mine
-    python -m zeroplay_jax.extras.evolution runs/mine --parts=4 --topics=12
-    python -m zeroplay_jax.extras.evolution runs/mine --policy=zeroplay_jax/mini/clean --config=configs/drzero.py:mini
-    python -m zeroplay_jax.extras.evolution runs/mine --policy=POLICY --config=configs/ssp.py --metric=rating
+    zeroplay evolution runs/mine
+    zeroplay evolution runs/mine --parts=4 --topics=12
+    zeroplay evolution runs/mine --policy=zeroplay_jax/mini/clean --config=configs/drzero.py:mini
+    zeroplay evolution runs/mine --policy=POLICY --config=configs/ssp.py --metric=rating
 
 Reads tasks.jsonl, prints a line per iteration (in a run of one: per range of steps) and writes the questions of each
 as RUN/evolution/NAME.jsonl, with pictures beside them. With --policy a fixed solver answers each set: the solve rate
@@ -36,7 +36,7 @@ _SET_HERE = ('answering', 'out', 'samples', 'sets', 'workdir')
 _DISK_FIX = 'give a copy of the run'
 _RUN_WITH_QUESTIONS = (
     'give the workdir of a run that makes some, such as RUN of '
-    'python -m zeroplay_jax.main --config=configs/drzero.py:mini --workdir=RUN'
+    'zeroplay train --config=configs/drzero.py:mini --workdir=RUN'
 )
 
 
@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
 def _parser() -> Parser:
     """Returns the parser of the command line."""
     parser = Parser(
-        prog='python -m zeroplay_jax.extras.evolution',
+        prog='zeroplay evolution',
         description=__doc__,
         allow_abbrev=False,
     )
