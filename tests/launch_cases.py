@@ -50,7 +50,7 @@ PLAN = """
 from zeroplay_jax.configuration import command_line
 from zeroplay_jax.extras.plan import __main__ as plan
 plan._time = lambda *_: ''
-command_line.run_command('zeroplay_jax.extras.plan', plan.main)
+command_line.run_command('zeroplay plan', plan.main)
 """
 
 

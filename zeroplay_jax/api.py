@@ -131,7 +131,7 @@ def load_policy(path: str | pathlib.Path = '', settings: ConfigDict | None = Non
     Args:
       path: Hugging Face folder, hf://owner/model or gs://bucket/path; '' is `settings.policy.path`, and where that is
         empty, the built-in tiny checkpoint.
-      settings: how the policy is prompted and sampled. None: as zeroplay_jax.ask does it, with the config of its run if
+      settings: how the policy is prompted and sampled. None: as zeroplay ask does it, with the config of its run if
         `path` lies in one, else as its tokenizer says; for an instruction-tuned model, zp.config('drzero').
 
     Raises:

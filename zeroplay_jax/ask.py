@@ -5,7 +5,7 @@ also be piped in, one per line.
 
 Without --policy it asks a tiny built-in checkpoint (zeroplay_jax/mini/base, which is often wrong;
 zeroplay_jax/mini/clean is seldom wrong). Without --index the policy searches the corpus of the
-run that trained it, or else the miniature world with its held-out passages, as zeroplay_jax.evaluate does.
+run that trained it, or else the miniature world with its held-out passages, as zeroplay evaluate does.
 
 A policy in the folder of its run is asked as it was trained: prompts, tools and lengths are read from the run's
 record. Another folder with the built-in tokenizer is asked with the defaults, one with that of zeroplay_jax/mini/parts
@@ -59,7 +59,7 @@ EXAMPLES = """examples:
 exit status: 0; 2 after a mistake in the command, which is named in one line; 130 after Ctrl-C.
 """
 
-_NAME = 'zeroplay_jax.ask'
+_NAME = 'zeroplay ask'
 _POLICY_FIELD = '--config.policy.path='
 # Read from the config schema, because rollout/call_syntax.py would load transformers before the command is checked.
 SYNTAXES: tuple[str, ...] = typing.get_args(schema.Tools.model_fields['syntax'].annotation)
@@ -348,7 +348,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return _run(argv)
     except UserError as error:
-        print(f'zeroplay_jax.ask: {error}', file=sys.stderr)
+        print(f'{_NAME}: {error}', file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

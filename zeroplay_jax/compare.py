@@ -182,7 +182,7 @@ def _covered(sides: Sides) -> str:
 def main(argv: list[str] | None = None) -> int:
     """Prints the table; returns the exit status (`exit_status`)."""
     signals.raise_again()
-    return exit_status('zeroplay_jax.compare', lambda: _run(_parser().parse_args(argv)))
+    return exit_status('zeroplay compare', lambda: _run(_parser().parse_args(argv)))
 
 
 def _run(args: argparse.Namespace) -> None:

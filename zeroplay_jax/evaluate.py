@@ -467,7 +467,7 @@ def _answer_set(
 
 
 def _result_settings(config: Config, run: RunContext) -> Mapping[str, Any]:
-    """Returns the settings of a result file; `zeroplay_jax.compare` requires most of them to be equal."""
+    """Returns the settings of a result file; `zeroplay compare` requires most of them to be equal."""
     from zeroplay_jax.evaluation.answering import result_settings
 
     judge = ''
@@ -491,4 +491,4 @@ def _result_settings(config: Config, run: RunContext) -> Mapping[str, Any]:
 
 
 if __name__ == '__main__':
-    command_line.run_command('zeroplay_jax.evaluate', main)
+    command_line.run_command('zeroplay evaluate', main)

@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
     """Writes the folders and prints their paths; returns the exit status (`exit_status`)."""
     signals.raise_again()
     # `export` turns errors of --out into UserErrors; others are of the run or its starting checkpoint.
-    return exit_status('zeroplay_jax.export', lambda: _run(argv))
+    return exit_status('zeroplay export', lambda: _run(argv))
 
 
 def _run(argv: list[str] | None) -> None:

@@ -16,7 +16,7 @@ EXAMPLES = """examples:
 def main(argv: list[str] | None = None) -> int:
     """Writes the file and prints its path; returns the exit status (`exit_status`)."""
     signals.raise_again()
-    return exit_status('zeroplay_jax.report', lambda: _run(argv), 'choose another file')
+    return exit_status('zeroplay report', lambda: _run(argv), 'choose another file')
 
 
 def _run(argv: list[str] | None) -> None:

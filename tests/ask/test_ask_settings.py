@@ -204,4 +204,4 @@ def test_a_question_too_long_for_one_policy_is_put_to_the_others(capsys):
     answers = (refuse, lambda text, stoppable: asked.append(text))
     sessions = [types.SimpleNamespace(as_json=True, answer=answer) for answer in answers]
     assert not ask._answer(sessions, 'Who?') and asked == ['Who?']
-    assert capsys.readouterr().err == 'zeroplay_jax.ask: the question is too long\n'
+    assert capsys.readouterr().err == 'zeroplay ask: the question is too long\n'

@@ -255,7 +255,7 @@ def _object(value: Any) -> dict[str, Any]:
 
 def main(argv: list[str] | None = None) -> int:
     """Writes the page and prints its path; returns the exit status (`exit_status`)."""
-    return exit_status('zeroplay_jax.extras.atif', lambda: _run(argv), 'choose another file')
+    return exit_status('zeroplay atif', lambda: _run(argv), 'choose another file')
 
 
 def _run(argv: list[str] | None) -> None:

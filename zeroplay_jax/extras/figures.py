@@ -133,7 +133,7 @@ def _lines_of_run(figure: Json, run: Json) -> dict[str, Line]:
 def main(argv: list[str] | None = None) -> int:
     """Writes the files and prints their paths; returns the exit status (`exit_status`)."""
     signals.raise_again()
-    return exit_status('zeroplay_jax.extras.figures', lambda: _run(argv), 'choose another file')
+    return exit_status('zeroplay figures', lambda: _run(argv), 'choose another file')
 
 
 def _run(argv: list[str] | None) -> None:

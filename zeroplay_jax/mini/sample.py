@@ -95,7 +95,7 @@ def _run(argv: Sequence[str] | None) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status, 2 after an error of the user."""
-    return exit_status('zeroplay_jax.mini.sample', lambda: _run(argv), 'choose another --out')
+    return exit_status('zeroplay sample', lambda: _run(argv), 'choose another --out')
 
 
 if __name__ == '__main__':

@@ -186,7 +186,7 @@ def test_without_scikit_learn_the_rest_is_shown(run, monkeypatch, capsys):
 )
 def test_wrong_arguments_are_refused(run, arguments, line, capsys):
     assert command.main([str(run), *arguments.split()]) == 2
-    assert capsys.readouterr().err.startswith(f'zeroplay_jax.extras.evolution: {line}')
+    assert capsys.readouterr().err.startswith(f'zeroplay evolution: {line}')
 
 
 def test_a_folder_that_cannot_be_used_is_one_line(run, capsys):
@@ -214,7 +214,7 @@ def test_a_run_without_questions_is_refused(content, reason, tmp_path, capsys):
         path.write_text(content)
     assert command.main([str(tmp_path)]) == 2
     line = capsys.readouterr().err
-    start = f'zeroplay_jax.extras.evolution: {path}: no question that a proposer made{reason}'
+    start = f'zeroplay evolution: {path}: no question that a proposer made{reason}'
     assert line.startswith(start) and line.count('\n') == 1
     assert line.endswith('zeroplay_jax.main --config=configs/drzero.py:mini --workdir=RUN\n')
 

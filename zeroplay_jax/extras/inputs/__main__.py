@@ -292,7 +292,7 @@ def _run(args: argparse.Namespace) -> None:
     files.write_lines(args.documents, split_corpus.documents)
     files.write_lines(args.out, split_corpus.questions)
     if split_corpus.warning:
-        logging.warning('zeroplay_jax.extras.inputs: warning: %s: %s', source, split_corpus.warning)
+        logging.warning('zeroplay inputs: warning: %s: %s', source, split_corpus.warning)
     print(_report_cloze(args, split_corpus))
 
 
@@ -300,7 +300,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Writes the files of one kind; returns the exit status (`exit_status`)."""
     signals.raise_again()
     return exit_status(
-        'zeroplay_jax.extras.inputs',
+        'zeroplay inputs',
         lambda: _run(_parser().parse_args(argv)),
         disk_fix='choose another file with --out',
         stopped='stopped; nothing was written',

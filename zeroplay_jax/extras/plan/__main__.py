@@ -112,4 +112,4 @@ def _time(config: Any, planned: Memory) -> str:
 
 
 if __name__ == '__main__':
-    command_line.run_command('zeroplay_jax.extras.plan', main)
+    command_line.run_command('zeroplay plan', main)
