@@ -166,7 +166,7 @@ def test_a_printed_command_runs_where_it_is_copied(tmp_path, monkeypatch):
         (folder / 'zeroplay').touch(mode=0o755)
     monkeypatch.setenv('PATH', f'{tmp_path}/other:/usr/bin')
     assert to_copy('index') == ['bin/zeroplay', 'index']
-    monkeypatch.chdir('/')
+    monkeypatch.chdir('/usr')
     assert to_copy('index') == [f'{programs}/zeroplay', 'index']
     monkeypatch.setenv('PATH', f'{programs}:/usr/bin')
     assert to_copy('index') == ['zeroplay', 'index']
