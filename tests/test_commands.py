@@ -154,22 +154,17 @@ def test_a_command_as_a_word_is_the_module():
 
 
 def test_a_printed_command_runs_where_it_is_copied(tmp_path, monkeypatch):
-    programs = tmp_path / 'bin'
-    programs.mkdir()
-    monkeypatch.setattr(sys, 'executable', str(programs / 'python'))
-    monkeypatch.setenv('PATH', '/usr/bin:/bin')
+    programs, others = tmp_path / 'bin', tmp_path / 'others'
+    monkeypatch.setattr(sys, 'executable', f'{programs}/python')
     monkeypatch.chdir(tmp_path)
     assert to_copy('index') == ['bin/python', '-m', 'zeroplay_jax.retrieval.build']
-    # Another project's program of this name is on the path.
-    for folder in (programs, tmp_path / 'other'):
-        folder.mkdir(exist_ok=True)
+    # Another project may have a program of this name.
+    for folder in (programs, others):
+        folder.mkdir()
         (folder / 'zeroplay').touch(mode=0o755)
-    monkeypatch.setenv('PATH', f'{tmp_path}/other:/usr/bin')
-    assert to_copy('index') == ['bin/zeroplay', 'index']
-    monkeypatch.chdir('/usr')
-    assert to_copy('index') == [f'{programs}/zeroplay', 'index']
-    monkeypatch.setenv('PATH', f'{programs}:/usr/bin')
-    assert to_copy('index') == ['zeroplay', 'index']
+    for path, program in {others: 'bin/zeroplay', programs: 'zeroplay'}.items():
+        monkeypatch.setenv('PATH', str(path))
+        assert to_copy('index') == [program, 'index']
 
 
 @pytest.mark.fault('user-10', 'retrieval.build on a machine without a TPU')

@@ -170,7 +170,7 @@ def test_what_cannot_be_used_is_said_before_the_weights_are_read(
     assert '--json without a question' in refused(capsys, '--json')
     assert 'the question is too long' in refused(capsys, '--index', index, 'word ' * 100)
     monkeypatch.setattr(session, 'READY_SECONDS', 0.0)
-    assert 'retrieval.server' in refused(capsys, '--index', 'http://127.0.0.1:9', 'q')
+    assert 'zeroplay serve' in refused(capsys, '--index', 'http://127.0.0.1:9', 'q')
 
 
 ENCODED = {

@@ -197,9 +197,9 @@ def test_questions_that_are_trained_on_are_named_and_left_out_as_the_warning_say
     assert line.startswith(
         "warning: 2 of 4 questions of config.eval.file are trained on, such as 'where is “Fretes”'; "
     )
-    _, _, command = line.rpartition(': python ')
-    words_of_command = command.replace('FILE', 'new.jsonl').split()
-    assert run_python(*words_of_command, cwd=tmp_path, PYTHONPATH=str(ROOT)).returncode == 0
+    _, _, command = line.rpartition(': zeroplay ')
+    called = ('-m', 'zeroplay_jax', *command.replace('FILE', 'new.jsonl').split())
+    assert run_python(*called, cwd=tmp_path, PYTHONPATH=str(ROOT)).returncode == 0
     assert json.loads((tmp_path / 'new.jsonl').read_text())['question'] == 'What is C#?'
     assert not checked(tmp_path, *words, '--config.inputs.questions=new.jsonl').stderr
 
