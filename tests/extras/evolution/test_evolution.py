@@ -216,7 +216,7 @@ def test_a_run_without_questions_is_refused(content, reason, tmp_path, capsys):
     line = capsys.readouterr().err
     start = f'zeroplay evolution: {path}: no question that a proposer made{reason}'
     assert line.startswith(start) and line.count('\n') == 1
-    assert line.endswith('zeroplay_jax.main --config=configs/drzero.py:mini --workdir=RUN\n')
+    assert line.endswith('zeroplay train --config=configs/drzero.py:mini --workdir=RUN\n')
 
 
 # A policy is asked where its answers are rated as well.
