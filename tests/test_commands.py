@@ -100,7 +100,7 @@ def commands_of_pages():
             plain = as_module(re.sub(r'\$\([^)]*\)|\$\w+', '', command))
             for python, module, words in re.findall(r'(\S*python) -m ([\w.]+)([^|&>]*)', plain):
                 is_ours = module.startswith(('zeroplay_jax', 'benchmarks', 'tools'))
-                if is_ours and not has_left(module.replace('.', '/')):
+                if is_ours:
                     assert f'{python} ' == PYTHON, (page, command)
                     yield page, module, shlex.split(words)
     papers = tomllib.loads((ROOT / 'docs' / 'papers.toml').read_text(encoding='utf-8'))
@@ -113,6 +113,8 @@ def commands_of_pages():
 def test_commands_of_pages_have_flags_and_fields_that_exist(helps):
     checked = 0
     for page, module, words in commands_of_pages():
+        if has_left(module.replace('.', '/')):
+            continue
         fields = [word for word in words if word.startswith('--config.')]
         names = {word.partition('=')[0] for word in words if word.startswith('--')}
         for name in names - {field.partition('=')[0] for field in fields}:
