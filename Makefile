@@ -1,4 +1,5 @@
-# All packages are installed in .venv, once, and again when a requirements file changes. Variables:
+# All packages are installed in .venv, once, and again when a requirements file changes, and with them the command
+# .venv/bin/zeroplay. Variables:
 #   PYTHON=/path/to/python3   interpreter for .venv (3.11 to 3.13); by default the first one that is found
 #   CORPUS=path               `make quickstart`: a folder of English texts or a file of passages; '': the miniature world
 #   EVAL=file ENCODER=bm25    with CORPUS: questions of your own; another index than ScaNN over hashed words
@@ -21,6 +22,10 @@ endif
 export CORPUS EVAL WORKDIR
 
 RUN := .venv/bin/python
+PIP := $(RUN) -m pip install --quiet --disable-pip-version-check
+# Installs .venv/bin/zeroplay, which runs the package of this folder: not where .venv is a link, to that of another
+# folder. Without build isolation pip takes the setuptools of the requirements, and no network.
+COMMAND := test -L .venv || $(PIP) --no-deps --no-build-isolation --editable .
 TEST := $(RUN) -m pytest -q
 # Test processes: one more than cores, because many tests wait for a command.
 JOBS = $$($(RUN) -c 'import os; print(min(4, os.cpu_count() + 1))')
@@ -34,18 +39,19 @@ help: ## list the targets
 check: # where .venv exists, its Python is checked
 	@launch/python.sh $(or $(wildcard $(RUN)),$(PYTHON)) > /dev/null
 
-.venv/ready: requirements.txt | check
-.venv/ready-test: requirements-test.txt requirements.txt requirements-docs.txt requirements-bucket.txt | check
+.venv/ready: requirements.txt pyproject.toml | check
+.venv/ready-test: requirements-test.txt requirements.txt requirements-docs.txt requirements-bucket.txt pyproject.toml | check
 .venv/ready-docs: requirements-docs.txt | check
 .venv/ready .venv/ready-test .venv/ready-docs:
 	@test -x .venv/bin/pip || { echo '== new environment in .venv'; "$$(launch/python.sh $(PYTHON) 2> /dev/null)" -m venv .venv; }
 	@echo '== installing $< into .venv (once; a few minutes, mostly downloads)'
-	@$(RUN) -m pip install --quiet --disable-pip-version-check -r $<
+	@$(PIP) -r $<
+	@$(if $(filter-out .venv/ready-docs,$@),$(COMMAND))
 	@touch $@
 
 .venv/tpu-compiler: requirements-aot.txt .venv/ready-test
 	@echo '== installing $< into $@ (once)'
-	@$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $@ -r $<
+	@$(PIP) --no-deps --upgrade --target $@ -r $<
 	@touch $@
 
 quickstart: .venv/ready ## self-play on this machine, from installation to report; CORPUS=folder: on your texts

@@ -1,7 +1,7 @@
 """The ablation rows of the five papers, and baselines that are only settings, by name.
 
-    python -m zeroplay_jax.main --config=configs/ablations.py:drzero/grpo --workdir=runs/grpo
-    python -m zeroplay_jax.main --config=configs/ablations.py:drzero/grpo:mini --workdir=runs/grpo_mini
+    zeroplay train --config=configs/ablations.py:drzero/grpo --workdir=runs/grpo
+    zeroplay train --config=configs/ablations.py:drzero/grpo:mini --workdir=runs/grpo_mini
 
 A name is SYSTEM/ROW; `:mini` behind it shrinks the system as configs/SYSTEM.py:mini does. Every row below says which
 fields differ from zeroplay_jax.configs/SYSTEM.py, and where it comes from.

@@ -30,7 +30,7 @@ def use_wikipedia(config: ConfigDict, model: str, index: str) -> None:
     config.policy.update(
         path=f'checkpoints/{model}', dtype='bfloat16', remat=True, logits='trained'
     )
-    # Made by python -m zeroplay_jax.retrieval.build.
+    # Made by zeroplay index.
     config.retrieval.update(kind='folder', path=f'indexes/{index}')
     config.eval.update(file='data/nq_test.jsonl', questions=500)
     # All devices, where no flag of a plan (extras/plan) says otherwise.

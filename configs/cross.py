@@ -1,7 +1,7 @@
 """A cross of three papers by configuration alone: HRPO proposer (Dr. Zero), sequence-level solver with dynamic filter
 (DSPO), and distillation from a teacher that sees the construction path (π-Play).
 
-    python -m zeroplay_jax.main --config=configs/cross.py:mini --workdir=runs/cross_mini
+    zeroplay train --config=configs/cross.py:mini --workdir=runs/cross_mini
 
 No paper reports this combination; it shows how to make one. Without `:mini` it has Dr. Zero's sizes and was never run.
 """

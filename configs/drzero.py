@@ -3,10 +3,10 @@
     launch/tpu_vm.sh --name drzero --zone us-west4-a --type v5litepod-16 --setup "$MOUNT" -- \\
         --config=configs/drzero.py --workdir=/mnt/share/runs/drzero --config.checkpoint.every=10 \\
         --policy=/mnt/share/Qwen2.5-3B-Instruct --index=/mnt/share/wiki18_e5 \\
-        $(.venv/bin/python -m zeroplay_jax.extras.plan --config=configs/drzero.py --machine=v5litepod-16)
-    python -m zeroplay_jax.main --config=configs/drzero.py:mini --workdir=runs/drzero_mini
+        $(zeroplay plan --config=configs/drzero.py --machine=v5litepod-16)
+    zeroplay train --config=configs/drzero.py:mini --workdir=runs/drzero_mini
 
-The plan (extras.plan): 13.8 GiB of a chip's 15.75 in rollouts, 5.3 in updates, the learners' state in host
+The plan (zeroplay plan): 13.8 GiB of a chip's 15.75 in rollouts, 5.3 in updates, the learners' state in host
 memory; 3 h for 150 steps of each kind, simulated without its transfers, for rollouts of 512 prompt, 384 written and
 1,024 read tokens. This config has not been run.
 The paper: exact match 0.326 on average over seven sets (table 1), NQ 0.397. launch/README.md: MOUNT.
@@ -17,7 +17,7 @@ built-in checkpoint, on two CPU cores: every stage runs, both roles are updated,
 Every step draws documents from the index. With --config.inputs.documents=data/documents.jsonl they come from a file
 instead; none repeats before all with its hop count were used. Three iterations need this many:
 
-    python -m zeroplay_jax.extras.inputs documents --corpus wiki-18.jsonl --count 78000 --out data/documents.jsonl
+    zeroplay inputs documents --corpus wiki-18.jsonl --count 78000 --out data/documents.jsonl
 
 Where paper and released code differ, this config follows the paper. The loss is the code's: a clipped ratio per token,
 averaged over all tokens of the batch. With one update per batch the ratio is 1 (up to rounding), and both gradients, of

@@ -1,14 +1,14 @@
 """DSPO, for Qwen2.5-7B-Instruct on a v5p-32 (four hosts of four chips). Many values are inferred, see below.
 
-    python -m zeroplay_jax.extras.inputs questions --sets nq_train.jsonl,hotpotqa_train.jsonl \\
+    zeroplay inputs questions --sets nq_train.jsonl,hotpotqa_train.jsonl \\
         --out data/nq_hotpotqa_train.jsonl
     launch/tpu_vm.sh --name dspo --zone us-east5-a --type v5p-32 --setup "$MOUNT" -- --config=configs/dspo.py \\
         --workdir=/mnt/share/runs/dspo --config.checkpoint.every=10 --policy=/mnt/share/Qwen2.5-7B-Instruct \\
         --index=/mnt/share/wiki18_bm25 \\
-        $(.venv/bin/python -m zeroplay_jax.extras.plan --config=configs/dspo.py --machine=v5p-32)
-    python -m zeroplay_jax.main --config=configs/dspo.py:mini --workdir=runs/dspo_mini
+        $(zeroplay plan --config=configs/dspo.py --machine=v5p-32)
+    zeroplay train --config=configs/dspo.py:mini --workdir=runs/dspo_mini
 
-The plan (extras.plan): 24.8 GiB of a chip's 95 in rollouts, 38.7 in updates; 6 h for 200 steps, simulated for
+The plan (zeroplay plan): 24.8 GiB of a chip's 95 in rollouts, 38.7 in updates; 6 h for 200 steps, simulated for
 rollouts of 512 prompt, 768 written and 1,024 read tokens, half of the questions kept by the filter. This config has not
 been run.
 launch/README.md: MOUNT.

@@ -4,9 +4,9 @@
 
 builds an index, held-out questions and training documents in runs/own, and then runs
 
-    python -m zeroplay_jax.main --config=configs/english.py:runs/own --workdir=runs/own/run --config.seed=0
+    zeroplay train --config=configs/english.py:runs/own --workdir=runs/own/run --config.seed=0
 
-The text after the colon is that folder. Questions are sentences with a blank (`extras.inputs cloze`).
+The text after the colon is that folder. Questions are sentences with a blank (`zeroplay inputs cloze`).
 One hop: a proposer reads a passage and leaves words out of a sentence; a solver searches for the passage and fills them
 in. Two hops: the proposer also searches for a name of its passage and leaves words out of a sentence about it in
 another one; the solver has to find the name first. Training neither starts from a document that held-out questions are

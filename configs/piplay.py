@@ -3,10 +3,10 @@
     launch/tpu_vm.sh --name piplay --zone us-east5-a --type v5p-32 --setup "$MOUNT" -- --config=configs/piplay.py \\
         --workdir=/mnt/share/runs/piplay --config.checkpoint.every=10 \\
         --policy=/mnt/share/Qwen3-4B-Instruct-2507 --index=/mnt/share/wiki18_e5 \\
-        $(.venv/bin/python -m zeroplay_jax.extras.plan --config=configs/piplay.py --machine=v5p-32)
-    python -m zeroplay_jax.main --config=configs/piplay.py:mini --workdir=runs/piplay_mini
+        $(zeroplay plan --config=configs/piplay.py --machine=v5p-32)
+    zeroplay train --config=configs/piplay.py:mini --workdir=runs/piplay_mini
 
-The plan (extras.plan): 82.5 GiB of a chip's 95 in rollouts, 88.6 in updates; 2 h for 150 steps of each kind,
+The plan (zeroplay plan): 82.5 GiB of a chip's 95 in rollouts, 88.6 in updates; 2 h for 150 steps of each kind,
 simulated for rollouts of 512 prompt, 384 written and 1,024 read tokens and teacher prompts of 2,048.
 This config has not been run. launch/README.md: MOUNT.
 The paper: exact match summed over seven sets 277.2, 39.6 on average (main results), NQ 41.8.

@@ -2,7 +2,7 @@
 
     make quickstart WORKDIR=runs/quickstart SEED=0
 
-runs python -m zeroplay_jax.main --config=configs/quickstart.py --workdir=runs/quickstart --config.seed=0
+runs zeroplay train --config=configs/quickstart.py --workdir=runs/quickstart --config.seed=0
 
 Made for two CPU cores without a GPU. Results: report.html and summary.json in the workdir.
 """

@@ -3,10 +3,10 @@
     launch/tpu_vm.sh --name scope --zone us-east5-a --type v5p-32 --setup "$MOUNT" -- --config=configs/scope.py \\
         --workdir=/mnt/share/runs/scope --config.checkpoint.every=10 --policy=/mnt/share/Qwen2.5-7B-Instruct \\
         --index=/mnt/share/wiki18_e5 \\
-        $(.venv/bin/python -m zeroplay_jax.extras.plan --config=configs/scope.py --machine=v5p-32)
-    python -m zeroplay_jax.main --config=configs/scope.py:mini --workdir=runs/scope_mini
+        $(zeroplay plan --config=configs/scope.py --machine=v5p-32)
+    zeroplay train --config=configs/scope.py:mini --workdir=runs/scope_mini
 
-The plan (extras.plan): 67.0 GiB of a chip's 95 in rollouts, 85.4 in updates, with three players (the judge is
+The plan (zeroplay plan): 67.0 GiB of a chip's 95 in rollouts, 85.4 in updates, with three players (the judge is
 one). Its time is not simulated. This config has not been run.
 launch/README.md: MOUNT.
 The paper: 34.8 on average over eight open-ended sets, 24.4 before (table 2); 59.7 over seven QA sets (table 3).
@@ -17,7 +17,7 @@ documents found), because the tiny model was not trained to judge.
 Every step draws documents from the index, with the four task types (appendix H) in equal parts. With
 --config.inputs.documents=data/scope_documents.jsonl they come from a file instead:
 
-    python -m zeroplay_jax.extras.inputs documents --corpus wiki-18.jsonl --count 20000 --hops 4:3:2 \\
+    zeroplay inputs documents --corpus wiki-18.jsonl --count 20000 --hops 4:3:2 \\
         --types long_form_qa,summarisation,planning,writing --out data/scope_documents.jsonl
 
 --config.eval.tasks=FILE: lines with "task" and "rubrics" that the judge grades at every evaluation.

@@ -1,13 +1,13 @@
 """SSP with the hyperparameters of its paper, for Qwen2.5-7B-Instruct on a v5p-32 (four hosts of four chips).
 
-    python -m zeroplay_jax.extras.inputs answers --sets nq_train.jsonl,hotpotqa_train.jsonl --out data/ssp_answers.jsonl
+    zeroplay inputs answers --sets nq_train.jsonl,hotpotqa_train.jsonl --out data/ssp_answers.jsonl
     launch/tpu_vm.sh --name ssp --zone us-east5-a --type v5p-32 --setup "$MOUNT" -- --config=configs/ssp.py \\
         --workdir=/mnt/share/runs/ssp --config.checkpoint.every=10 --policy=/mnt/share/Qwen2.5-7B-Instruct \\
         --index=/mnt/share/wiki18_e5 --config.judge.url=http://10.0.0.3:8001/v1 \\
-        $(.venv/bin/python -m zeroplay_jax.extras.plan --config=configs/ssp.py --machine=v5p-32)
-    python -m zeroplay_jax.main --config=configs/ssp.py:mini --workdir=runs/ssp_mini
+        $(zeroplay plan --config=configs/ssp.py --machine=v5p-32)
+    zeroplay train --config=configs/ssp.py:mini --workdir=runs/ssp_mini
 
-The plan (extras.plan): 56.4 GiB of a chip's 95 in rollouts, 76.6 in updates; 4 h for 200 steps, simulated for
+The plan (zeroplay plan): 56.4 GiB of a chip's 95 in rollouts, 76.6 in updates; 4 h for 200 steps, simulated for
 rollouts of 512 prompt, 768 written and 1,024 read tokens. The judge is a server elsewhere. It has not been run.
 The paper: judged right 49.5 % on average over seven sets, 41.5 before (table 1). launch/README.md: MOUNT.
 

@@ -13,11 +13,11 @@ from zeroplay_jax.configuration import fields
 DATA = pathlib.Path(__file__).with_name('papers.toml')
 INTRODUCTION = """# Tables, figures and ablations
 
-What makes every table and figure of the papers, or why nothing does. Commands are `python -m zeroplay_jax.…`; RUN is
-the workdir of a run, BASE.json of `evaluate --out`. A row of a table is a config:
+What makes every table and figure of the papers, or why nothing does. RUN is the workdir of a
+run, BASE.json is a file that `zeroplay evaluate --out` wrote. A row of a table is a config:
 
 ```
-.venv/bin/python -m zeroplay_jax.main --config=configs/ablations.py:drzero/grpo:mini --workdir=runs/grpo
+zeroplay train --config=configs/ablations.py:drzero/grpo:mini --workdir=runs/grpo
 ```
 
 `:mini` shrinks it to minutes on a laptop, with steps, batches, policy and call syntax of the small run. Behind a row is
@@ -44,7 +44,7 @@ def _commands(places: dict[str, dict]) -> list[str]:
     made: dict[str, list[str]] = {}
     for place, entry in places.items():
         if 'report' in entry:
-            made.setdefault('extras.figures NAME RUN', []).append(f'{place} `{entry["report"]}`')
+            made.setdefault('zeroplay figures NAME RUN', []).append(f'{place} `{entry["report"]}`')
         if 'command' in entry:
             made.setdefault(entry['command'], []).append(place)
     items = [f'- `{command}`: {"; ".join(of_command)}' for command, of_command in made.items()]

@@ -40,4 +40,6 @@ packages=(-r requirements.txt ${1:+"jax[$1]"})
 # TPUs are machines of Google Cloud, where workdirs may be in a bucket.
 [[ ${1:-} != tpu ]] || packages+=(-r requirements-bucket.txt)
 "$python" -m pip install --quiet --disable-pip-version-check "${packages[@]}"
+# The command `zeroplay` of this folder.
+"$python" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 touch .venv/ready

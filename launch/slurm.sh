@@ -25,7 +25,7 @@ the last checkpoint. Two minutes before its time limit a job saves and is queued
 Example, after launch/install.sh cuda13 on one of the nodes:
   launch/slurm.sh --nodes 2 --gpus 8 --time 24:00:00 -- --config=configs/drzero.py \
     --workdir=/share/runs/zero --policy=/share/Qwen2.5-3B-Instruct --index=/share/wiki18_e5 \
-    $(.venv/bin/python -m zeroplay_jax.extras.plan --config=configs/drzero.py --machine='2*h100x8')
+    $(zeroplay plan --config=configs/drzero.py --machine='2*h100x8')
 END
 }
 

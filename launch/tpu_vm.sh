@@ -30,7 +30,7 @@ Example, four hosts of four chips, with the files on a network share:
     --setup 'sudo mkdir -p /mnt/share && (mountpoint -q /mnt/share || sudo mount 10.0.0.2:/share /mnt/share)' \
     -- --config=configs/drzero.py --workdir=/mnt/share/runs/zero --config.checkpoint.every=10 \
     --policy=/mnt/share/Qwen2.5-3B-Instruct --index=/mnt/share/wiki18_e5 \
-    $(.venv/bin/python -m zeroplay_jax.extras.plan --config=configs/drzero.py --machine=v5litepod-16)
+    $(zeroplay plan --config=configs/drzero.py --machine=v5litepod-16)
 END
 }
 

@@ -31,7 +31,7 @@ Example, one slice of four hosts with four chips each:
   launch/xpk.sh --cluster tpus --name zero --zone us-west4-a --type v5litepod-16 \
     -- --config=configs/drzero.py --workdir=/share/runs/zero --config.checkpoint.every=10 \
     --policy=/share/Qwen2.5-3B-Instruct --index=/share/wiki18_e5 \
-    $(.venv/bin/python -m zeroplay_jax.extras.plan --config=configs/drzero.py --machine=v5litepod-16)
+    $(zeroplay plan --config=configs/drzero.py --machine=v5litepod-16)
 END
 }
 

@@ -1,8 +1,8 @@
 """Builds an index folder from a corpus: a file of passages, or a folder of texts.
 
-    python -m zeroplay_jax.retrieval.build --corpus wiki.jsonl.gz --encoder e5-base-v2 --query-prefix 'query: ' \\
+    zeroplay index --corpus wiki.jsonl.gz --encoder e5-base-v2 --query-prefix 'query: ' \\
         --passage-prefix 'passage: ' --out indexes/wiki
-    python -m zeroplay_jax.retrieval.build --corpus wiki.jsonl.gz --kind bm25 --out indexes/wiki-bm25
+    zeroplay index --corpus wiki.jsonl.gz --kind bm25 --out indexes/wiki-bm25
 
 Repeating the command resumes an interrupted build. On several hosts with one file system: --stage corpus once, --stage
 encode --host h --hosts n on each, --stage index once.
@@ -76,7 +76,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
-        prog='python -m zeroplay_jax.retrieval.build',
+        prog='zeroplay index',
         description=__doc__,
     )
     add = parser.add_argument

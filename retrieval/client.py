@@ -117,7 +117,7 @@ class Client:
                     problem = f' ({reason})' if reason else ''
                     raise RetrievalError(
                         f'the search at {self._place} is not ready after {seconds:.0f} s{problem}; start it '
-                        'with python -m zeroplay_jax.retrieval.server, or give its address'
+                        'with zeroplay serve, or give its address'
                     )
                 time.sleep(pause)
         except SearchFailed as error:
@@ -533,7 +533,7 @@ class Http(web.Exchange):
             if path == '/open' and reply.status_code in (404, 405):
                 raise CannotOpen(
                     f'{self.address} has no endpoint /open for whole documents; serve the index with '
-                    'python -m zeroplay_jax.retrieval.server'
+                    'zeroplay serve'
                 )
             if reply.status_code >= 400:
                 raise RetrievalError(f'{self.address} refused: {reply.text[:_QUOTED_CHARACTERS]}')

@@ -183,7 +183,7 @@ def _passages_of_file(
         if name:
             warn_once(
                 f'{source}: passages have no title, and their field "{name}" is not read; if it is the title, rename '
-                f'it to "title", or pass --fields title={name} to retrieval.build or inputs'
+                f'it to "title", or pass --fields title={name} to zeroplay index or zeroplay inputs'
             )
         yield number, record
 

@@ -403,7 +403,7 @@ def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
         if checksum_path.read_bytes() != _checksum_line(content):
             raise ValueError(f'its bytes do not fit {CHECKSUM}, copy the folder again')
     except (OSError, ValueError) as error:
-        fix = f'build it with python -m zeroplay_jax.retrieval.build{similar_path(folder)}'
+        fix = f'build it with zeroplay index{similar_path(folder)}'
         # The workdir of the quickstart has the index in a folder of its own.
         if (folder / 'index' / 'manifest.json').is_file():
             fix = f'name {folder / "index"}'

@@ -1,7 +1,7 @@
 """Searches an index folder.
 
-python -m zeroplay_jax.retrieval.query --index indexes/wiki "who wrote the first novel" "when"
-python -m zeroplay_jax.retrieval.query --index indexes/wiki --verify
+zeroplay search --index indexes/wiki "who wrote the first novel" "when"
+zeroplay search --index indexes/wiki --verify
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
-        prog='python -m zeroplay_jax.retrieval.query',
+        prog='zeroplay search',
         description=__doc__,
     )
     add = parser.add_argument
     add('queries', nargs='*', metavar='QUERY', help='text to search for, each in quotes')
-    add('--index', type=pathlib.Path, required=True, help='folder that retrieval.build wrote')
+    add('--index', type=pathlib.Path, required=True, help='folder that zeroplay index wrote')
     add('--encoder', help='checkpoint folder, if it has moved since the build')
     add('--k', type=number_type(int, 1), help=f'passages per query ({_PASSAGES})')
     add('--verify', action='store_true', help='first compare every byte with the manifest')

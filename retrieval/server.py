@@ -1,6 +1,6 @@
 """Serves an index over HTTP, with the protocol of Search-R1, verl and their descendants.
 
-    python -m zeroplay_jax.retrieval.server --index indexes/wiki --port 8000
+    zeroplay serve --index indexes/wiki --port 8000
 
 POST /retrieve {"queries": [text, …], "topk": 3, "return_scores": true}
   → {"result": [[{"document": {"id", "contents"}, "score"}, …], …]}, a list per query; without scores only documents.
@@ -383,11 +383,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
-        prog='python -m zeroplay_jax.retrieval.server',
+        prog='zeroplay serve',
         description=__doc__,
     )
     add = parser.add_argument
-    add('--index', type=pathlib.Path, required=True, help='folder that retrieval.build wrote')
+    add('--index', type=pathlib.Path, required=True, help='folder that zeroplay index wrote')
     add('--encoder', help='checkpoint folder, if it has moved since the build')
     add('--host', default='127.0.0.1', help='address to listen on; 0.0.0.0 opens it to the network')
     add(

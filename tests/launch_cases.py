@@ -41,7 +41,7 @@ def call(script, *words, path=None, **environment):
 
 def planned(command):
     """A command of the shell, with the flags of a plan in the place of `$(… plan …)`: plans take long."""
-    plan = r'\$\(\S+python -m zeroplay_jax\.extras\.plan ([^)]*)\)'
+    plan = r'\$\(zeroplay plan ([^)]*)\)'
     return re.sub(plan, lambda match: flags_of_plan(match[1]), command)
 
 
@@ -50,7 +50,7 @@ PLAN = """
 from zeroplay_jax.configuration import command_line
 from zeroplay_jax.extras.plan import __main__ as plan
 plan._time = lambda *_: ''
-command_line.run_command('zeroplay_jax.extras.plan', plan.main)
+command_line.run_command('zeroplay plan', plan.main)
 """
 
 

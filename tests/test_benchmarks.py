@@ -121,12 +121,13 @@ def test_the_page_says_what_credit_per_turn_has_shown():
     assert interval_text(gain, sign='+') in page('examples/turn_credit/README.md')
 
 
-def test_the_readme_names_the_machines_on_which_every_config_fits():
+def test_the_page_names_the_machines_on_which_every_config_fits():
     fitting = set()
     for row in json.loads((RESULTS / 'aot.json').read_text())['rows']:
         if row['rank'] and row['fits']:
             fitting.add((row['work'].partition(',')[0], row['machine']))
-    assert 'each config fits a v5litepod-4, and one H100' in page('README.md')
+    sentence = 'All five configs fit on four v5e chips or one H100 with [adapters]'
+    assert sentence in page('docs/tpu-gpu.md')
     for system in ('drzero', 'piplay', 'ssp', 'dspo', 'scope'):
         assert {(f'configs/{system}.py', 'v5e:2x2'), (f'configs/{system}.py', 'h100')} <= fitting
 

@@ -16,12 +16,14 @@ import tomllib
 
 import pytest
 from forked_commands import load_libraries, run_in_fork
-from page_commands import commands
+from page_commands import PYTHON, as_module, commands
 from python_process import ROOT, finish, run_python, start, start_python, wait_for
 from removed_extras import has_left
 
 import zeroplay_jax
 from zeroplay_jax import __main__ as package
+from zeroplay_jax.commands import COMMANDS as NAMES
+from zeroplay_jax.commands import to_copy
 from zeroplay_jax.configuration import command_line
 from zeroplay_jax.extras import EXTRAS
 from zeroplay_jax.settings.kinds import EXAMPLE_TEXTS
@@ -81,7 +83,9 @@ def helps(tmp_path_factory):
 def test_help_says_how_to_give_the_command_and_what_every_argument_is(helps, module):
     status, text = helps[module]
     lines = [line for line in text.split('\n') if 'usage:' not in line]
-    assert status == 0 and any(f'python -m {module}' in line for line in lines), text[-2000:]
+    names = [f'zeroplay {name} ' for name in NAMES if module == f'zeroplay_jax.{NAMES[name]}']
+    (call,) = names or [f'python -m {module}']
+    assert status == 0 and any(call in f'{line} ' for line in lines), text[-2000:]
     assert 'Traceback' not in text and 'no help for' not in text
 
 
@@ -90,23 +94,27 @@ def commands_of_pages():
     pages = ('*.md', '[b-r]*/*.md', 'examples/*/*.md', 'benchmarks/peers/*.md')
     for page in [path for pattern in pages for path in sorted(ROOT.glob(pattern))]:
         for command in commands(page):
+            by_module = re.findall(r'-m zeroplay_jax\.([\w.]+)', command)
+            assert not {*by_module} & {*NAMES.values()}, (page, command)
             # What another command writes in the place of flags is checked where that one is tested.
-            plain = re.sub(r'\$\([^)]*\)|\$\w+', '', command)
+            plain = as_module(re.sub(r'\$\([^)]*\)|\$\w+', '', command))
             for python, module, words in re.findall(r'(\S*python) -m ([\w.]+)([^|&>]*)', plain):
                 is_ours = module.startswith(('zeroplay_jax', 'benchmarks', 'tools'))
-                if is_ours and not has_left(module.replace('.', '/')):
-                    assert python == '.venv/bin/python', (page, command)
+                if is_ours:
+                    assert f'{python} ' == PYTHON, (page, command)
                     yield page, module, shlex.split(words)
     papers = tomllib.loads((ROOT / 'docs' / 'papers.toml').read_text(encoding='utf-8'))
     for place, row in papers.items():
         if 'command' in row:
-            module, *words = shlex.split(row['command'])
-            yield place, f'zeroplay_jax.{module}', words
+            _, _, module, *words = shlex.split(as_module(row['command']))
+            yield place, module, words
 
 
 def test_commands_of_pages_have_flags_and_fields_that_exist(helps):
     checked = 0
     for page, module, words in commands_of_pages():
+        if has_left(module.replace('.', '/')):
+            continue
         fields = [word for word in words if word.startswith('--config.')]
         names = {word.partition('=')[0] for word in words if word.startswith('--')}
         for name in names - {field.partition('=')[0] for field in fields}:
@@ -122,13 +130,13 @@ def test_commands_of_pages_have_flags_and_fields_that_exist(helps):
 def test_the_package_lists_its_commands(capsys):
     assert package.main([]) == 0
     listed_lines = capsys.readouterr().out.splitlines()
-    for command, line in zip(package.COMMANDS, listed_lines):
-        assert line.startswith(f'python -m zeroplay_jax.{command} ') and line.endswith('.')
+    for command, line in zip(NAMES, listed_lines):
+        assert line.startswith(f'zeroplay {command} ') and line.endswith('.')
     runnable = {name.removeprefix('zeroplay_jax.') for name in COMMANDS}
     # What trains the checkpoints that come with the package is for its developers.
     of_users = {name for name in runnable if re.fullmatch(r'\w+|retrieval\.\w+|mini\.sample', name)}
     of_extras = {f'extras.{name}' for name, extra in EXTRAS.items() if extra.is_command}
-    assert of_users - {'zeroplay_jax'} | of_extras == set(package.COMMANDS)
+    assert of_users - {'zeroplay_jax'} | of_extras == set(NAMES.values())
     assert package.main(['--version']) == 0
     assert capsys.readouterr().out == f'zeroplay_jax {zeroplay_jax.__version__}\n'
     for word, line in {
@@ -140,11 +148,25 @@ def test_the_package_lists_its_commands(capsys):
 
 
 def test_a_command_as_a_word_is_the_module():
-    as_word, as_module = (
+    by_name, by_module = (
         run_python('-m', *words.split(), '--nothing')
         for words in ('zeroplay_jax train', 'zeroplay_jax.main')
     )
-    assert as_word.returncode == 2 and as_word.stderr == as_module.stderr != ''
+    assert by_name.returncode == 2 and by_name.stderr == by_module.stderr != ''
+
+
+def test_a_printed_command_runs_where_it_is_copied(tmp_path, monkeypatch):
+    programs, others = tmp_path / 'bin', tmp_path / 'others'
+    monkeypatch.setattr(sys, 'executable', f'{programs}/python')
+    monkeypatch.chdir(tmp_path)
+    assert to_copy('index') == ['bin/python', '-m', 'zeroplay_jax.retrieval.build']
+    # Another project may have a program of this name.
+    for folder in (programs, others):
+        folder.mkdir()
+        (folder / 'zeroplay').touch(mode=0o755)
+    for path, program in {others: 'bin/zeroplay', programs: 'zeroplay'}.items():
+        monkeypatch.setenv('PATH', str(path))
+        assert to_copy('index') == [program, 'index']
 
 
 @pytest.mark.fault('user-10', 'retrieval.build on a machine without a TPU')

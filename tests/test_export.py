@@ -107,7 +107,7 @@ def refusal(run, tmp_path, capsys):
 def test_a_file_in_place_of_the_output_folder_asks_for_another(refusal, tmp_path, name, reason):
     (tmp_path / 'file').write_text('mine')
     out = tmp_path / name
-    assert refusal(out) == f'zeroplay_jax.export: {out}: {reason}; choose another --out'
+    assert refusal(out) == f'zeroplay export: {out}: {reason}; choose another --out'
 
 
 @pytest.mark.parametrize('case', FULL_ERRORS)
@@ -115,7 +115,7 @@ def test_a_full_disk_asks_for_another_output_folder(refusal, tmp_path, monkeypat
     function, error = FULL_ERRORS[case]
     monkeypatch.setattr(f'zeroplay_jax.policy.hf.{function}', raising(error))
     line = refusal()
-    assert line.startswith(f'zeroplay_jax.export: {tmp_path / "out"}: ') and FULL in line
+    assert line.startswith(f'zeroplay export: {tmp_path / "out"}: ') and FULL in line
     assert line.endswith('; choose another --out')
 
 
@@ -133,7 +133,7 @@ def test_an_input_that_cannot_be_read_is_named(run, refusal, tmp_path, monkeypat
         problem = 'Input/output error'
         error = OSError(errno.EIO, 'Input/output error')
         monkeypatch.setattr(run_folder, 'check_start', raising(error))
-    assert refusal() == f'zeroplay_jax.export: {problem}; {FIX}'
+    assert refusal() == f'zeroplay export: {problem}; {FIX}'
 
 
 def test_an_input_that_fails_while_it_is_copied_does_not_blame_the_output(

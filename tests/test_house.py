@@ -253,7 +253,7 @@ def clone(tmp_path):
     shutil.copy(ROOT / 'Makefile', tmp_path)
     shutil.copytree(ROOT / 'launch', tmp_path / 'launch')
     shutil.copytree(ROOT / '.ci', tmp_path / '.ci')
-    for path in ROOT.glob('requirements*.txt'):
+    for path in (ROOT / 'pyproject.toml', *ROOT.glob('requirements*.txt')):
         shutil.copy(path, tmp_path)
     (tmp_path / 'bin').mkdir()
     return tmp_path
@@ -334,6 +334,20 @@ def test_quickstart_passes_its_variables_on_whatever_is_in_them(fake_environment
     assert result.returncode == 0, result.stderr
     called_with = [line[1:-1] for line in result.stdout.splitlines() if line.startswith('[')]
     assert called_with == shlex.split(words)
+
+
+def test_make_installs_the_command_into_an_environment_of_its_own_folder(fake_environment):
+    environment = fake_environment / '.venv'
+    launch_cases.fake(environment / 'bin', 'pip', '')
+
+    def printed():
+        (environment / 'ready').unlink()
+        return call(fake_environment, 'make', '.venv/ready').stdout
+
+    assert printed().endswith('[--editable]\n[.]\n')
+    environment.rename(fake_environment / 'of_another')
+    environment.symlink_to('of_another')
+    assert printed().endswith('[requirements.txt]\n')
 
 
 def test_continuous_integration_runs_lint_all_tests_and_ten_mutations(fake_environment):

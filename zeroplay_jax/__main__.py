@@ -1,6 +1,6 @@
-"""`python -m zeroplay_jax`, or `zeroplay` where the package is installed: lists the commands and runs one of them.
+"""`zeroplay`, or `python -m zeroplay_jax` where the package is not installed: lists the commands and runs one of them.
 
-Each command is a module of its own: `zeroplay report …` is `python -m zeroplay_jax.report …`.
+Each command is a module of its own: `zeroplay train …` is `python -m zeroplay_jax.main …`.
 """
 
 from __future__ import annotations
@@ -12,30 +12,14 @@ import runpy
 import sys
 
 import zeroplay_jax
-from zeroplay_jax.extras import COMMANDS as EXTRA_COMMANDS
+from zeroplay_jax.commands import COMMANDS
 from zeroplay_jax.objectives.registry import did_you_mean
 from zeroplay_jax.runtime import signals
-
-# In the order in which they are needed.
-COMMANDS = (
-    'quickstart',
-    'main',
-    'report',
-    'ask',
-    'evaluate',
-    'compare',
-    'export',
-    'retrieval.build',
-    'retrieval.query',
-    'retrieval.server',
-    'mini.sample',
-    *EXTRA_COMMANDS,
-)
 
 
 def summary(command: str) -> str:
     """Returns the first line about a command, which its module begins with; imports nothing."""
-    place = pathlib.Path(__file__).parent / command.replace('.', '/')
+    place = pathlib.Path(__file__).parent / COMMANDS[command].replace('.', '/')
     path = place / '__main__.py' if place.is_dir() else place.with_suffix('.py')
     text = ast.get_docstring(ast.parse(path.read_text(encoding='utf-8'))) or ''
     return text.split('\n')[0]
@@ -54,26 +38,25 @@ def main(words: list[str] | None = None) -> int:
     if not words or words[0] in ('-h', '--help'):
         width = max(map(len, COMMANDS))
         for name in COMMANDS:
-            print(f'python -m zeroplay_jax.{name:{width}}  {summary(name)}')
+            print(f'zeroplay {name:{width}}  {summary(name)}')
         print('\n--help behind a command shows its flags; docs/index.md says where to begin.')
-        print('Installed: `zeroplay COMMAND`.')
+        print('`python -m zeroplay_jax COMMAND` is the same, installed or not.')
         return 0
     if words[0] == '--version':
         print(f'zeroplay_jax {zeroplay_jax.__version__}')
         return 0
-    # `zeroplay train` reads better than `zeroplay main`.
-    command = 'main' if words[0] == 'train' else words[0]
-    if command not in COMMANDS:
-        fix = did_you_mean(words[0], COMMANDS) or '; `python -m zeroplay_jax` lists the commands'
+    if words[0] not in COMMANDS:
+        fix = did_you_mean(words[0], COMMANDS) or '; `zeroplay` lists the commands'
         print(f'zeroplay_jax: {words[0]!r} is no command{fix}', file=sys.stderr)
         return 2
     # As `python -m` has it, for recipes, rewards and tools in the current folder.
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    if command in zeroplay_jax.CTRL_C_WHILE_LOADING:
+    module = COMMANDS[words[0]]
+    if module in zeroplay_jax.CTRL_C_WHILE_LOADING:
         signals.exit_while_loading()
     sys.argv[1:] = words[1:]
-    runpy.run_module(f'zeroplay_jax.{command}', run_name='__main__', alter_sys=True)
+    runpy.run_module(f'zeroplay_jax.{module}', run_name='__main__', alter_sys=True)
     return 0
 
 

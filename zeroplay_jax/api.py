@@ -131,7 +131,7 @@ def load_policy(path: str | pathlib.Path = '', settings: ConfigDict | None = Non
     Args:
       path: Hugging Face folder, hf://owner/model or gs://bucket/path; '' is `settings.policy.path`, and where that is
         empty, the built-in tiny checkpoint.
-      settings: how the policy is prompted and sampled. None: as zeroplay_jax.ask does it, with the config of its run if
+      settings: how the policy is prompted and sampled. None: as zeroplay ask does it, with the config of its run if
         `path` lies in one, else as its tokenizer says; for an instruction-tuned model, zp.config('drzero').
 
     Raises:
@@ -154,7 +154,7 @@ def open_index(source: str | pathlib.Path = '', settings: ConfigDict | None = No
     """Opens the corpus that a policy searches. `settings` is copied.
 
         index = zp.open_index()                                # the miniature world
-        index = zp.open_index('indexes/wiki18_e5')             # a folder that retrieval.build wrote
+        index = zp.open_index('indexes/wiki18_e5')             # a folder that zeroplay index wrote
         index = zp.open_index('http://127.0.0.1:8000')         # a search server
 
     Args:
@@ -371,7 +371,7 @@ def policy_loss(
 
 
 def train(settings: ConfigDict, workdir: str | pathlib.Path) -> Json:
-    """Trains a config to its end, or resumes it, like python -m zeroplay_jax.main; returns the summary.
+    """Trains a config to its end, or resumes it, like zeroplay train; returns the summary.
 
         summary = zp.train(zp.config('drzero', 'mini'), 'runs/mini')
 

@@ -5,7 +5,7 @@ also be piped in, one per line.
 
 Without --policy it asks a tiny built-in checkpoint (zeroplay_jax/mini/base). Without --index the policy searches
 the corpus of the run that trained it, or else the miniature world with its held-out passages, as
-zeroplay_jax.evaluate does.
+zeroplay evaluate does.
 
 A policy in the folder of its run is asked as it was trained: prompts, tools and lengths are read from the run's
 record. Another folder with the built-in tokenizer is asked with the defaults, one with that of zeroplay_jax/mini/parts
@@ -44,22 +44,22 @@ if TYPE_CHECKING:
     from zeroplay_jax.session import Session
 
 EXAMPLES = """examples:
-  python -m zeroplay_jax.ask
-  python -m zeroplay_jax.ask "What is the birthplace of Rapon?"
-  python -m zeroplay_jax.ask --policy runs/quickstart/policy/solver "What is the teacher of the founder of Mimi?"
-  python -m zeroplay_jax.ask --policy zeroplay_jax/mini/parts/base --policy runs/quickstart/policy/solver "…"
-  python -m zeroplay_jax.ask --policy runs/own/policy/solver --index indexes/own --json "who wrote it" > answer.json
-  python -m zeroplay_jax.ask --policy Qwen2.5-3B-Instruct --syntax qwen --tools search,open
-  python -m zeroplay_jax.ask --policy Qwen2.5-3B-Instruct --tools search --mcp-servers mcp.json
-  python -m zeroplay_jax.ask --index http://127.0.0.1:8000 < questions.txt
-  python -m zeroplay_jax.ask --policy runs/own/policy/solver --config.rollout.turn_tokens=256 "who wrote it"
+  zeroplay ask
+  zeroplay ask "What is the birthplace of Rapon?"
+  zeroplay ask --policy runs/quickstart/policy/solver "What is the teacher of the founder of Mimi?"
+  zeroplay ask --policy zeroplay_jax/mini/parts/base --policy runs/quickstart/policy/solver "…"
+  zeroplay ask --policy runs/own/policy/solver --index indexes/own --json "who wrote it" > answer.json
+  zeroplay ask --policy Qwen2.5-3B-Instruct --syntax qwen --tools search,open
+  zeroplay ask --policy Qwen2.5-3B-Instruct --tools search --mcp-servers mcp.json
+  zeroplay ask --index http://127.0.0.1:8000 < questions.txt
+  zeroplay ask --policy runs/own/policy/solver --config.rollout.turn_tokens=256 "who wrote it"
 
 --config.FIELD=VALUE sets any field of the config with which the policy is asked, as in the other commands.
 
 exit status: 0; 2 after a mistake in the command, which is named in one line; 130 after Ctrl-C.
 """
 
-_NAME = 'zeroplay_jax.ask'
+_NAME = 'zeroplay ask'
 _POLICY_FIELD = '--config.policy.path='
 # Read from the config schema, because rollout/call_syntax.py would load transformers before the command is checked.
 SYNTAXES: tuple[str, ...] = typing.get_args(schema.Tools.model_fields['syntax'].annotation)
@@ -68,7 +68,7 @@ SYNTAXES: tuple[str, ...] = typing.get_args(schema.Tools.model_fields['syntax'].
 def _parser() -> Parser:
     """Returns the parser of the command line; without a flag the config decides, except for temperature and seed."""
     parser = Parser(
-        prog='python -m zeroplay_jax.ask',
+        prog='zeroplay ask',
         description=__doc__,
         epilog=EXAMPLES,
     )
@@ -83,7 +83,7 @@ def _parser() -> Parser:
     parser.add_argument(
         '--index',
         metavar='PATH',
-        help='folder of python -m zeroplay_jax.retrieval.build, or http://… of python -m zeroplay_jax.retrieval.server',
+        help='folder of zeroplay index, or http://… of zeroplay serve',
     )
     parser.add_argument(
         '--tools',
@@ -346,7 +346,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return _run(argv)
     except UserError as error:
-        print(f'zeroplay_jax.ask: {error}', file=sys.stderr)
+        print(f'{_NAME}: {error}', file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

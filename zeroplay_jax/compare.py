@@ -1,9 +1,9 @@
-"""Tables of results that `python -m zeroplay_jax.evaluate --out=FILE` wrote, with differences from the first.
+"""Tables of results that `zeroplay evaluate --out=FILE` wrote, with differences from the first.
 
-    python -m zeroplay_jax.compare base.json trained.json
-    python -m zeroplay_jax.compare base.json iteration1.json iteration2.json iteration3.json --format=latex
-    python -m zeroplay_jax.compare base.json seed0.json,seed1.json,seed2.json
-    python -m zeroplay_jax.compare a0.json,a1.json,a2.json b0.json,b1.json,b2.json
+    zeroplay compare base.json trained.json
+    zeroplay compare base.json iteration1.json iteration2.json iteration3.json --format=latex
+    zeroplay compare base.json seed0.json,seed1.json,seed2.json
+    zeroplay compare a0.json,a1.json,a2.json b0.json,b1.json,b2.json
 
 Question sets and their average are columns. A result, or a side of several runs, has a row of mean scores, and one of
 the difference from the first, with 95 % intervals. Of single results the interval is Newcombe's for pairs, as in the
@@ -16,7 +16,7 @@ Results are refused if the retriever, the corpus, the number of passages per que
 temperature or the numbers of samples or questions differ: their difference would not measure the policy. Other prompts,
 tools or numbers of turns or tokens, which papers compare, are named in a line. Refused are also two results of one run
 on a side.
-Runs by their workdirs are compared by `python -m zeroplay_jax.report`.
+Runs by their workdirs are compared by `zeroplay report`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Sides = Mapping[str, list[Results]]
 def _parser() -> Parser:
     """Returns the parser of the command line."""
     parser = Parser(
-        prog='python -m zeroplay_jax.compare',
+        prog='zeroplay compare',
         description=__doc__,
     )
     parser.add_argument(
@@ -182,7 +182,7 @@ def _covered(sides: Sides) -> str:
 def main(argv: list[str] | None = None) -> int:
     """Prints the table; returns the exit status (`exit_status`)."""
     signals.raise_again()
-    return exit_status('zeroplay_jax.compare', lambda: _run(_parser().parse_args(argv)))
+    return exit_status('zeroplay compare', lambda: _run(_parser().parse_args(argv)))
 
 
 def _run(args: argparse.Namespace) -> None:

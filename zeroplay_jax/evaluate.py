@@ -1,10 +1,10 @@
 """Evaluates a policy folder: on the worlds' held-out questions, or on sets of questions.
 
-    python -m zeroplay_jax.evaluate --config=configs/quickstart.py
-    python -m zeroplay_jax.evaluate --config=configs/quickstart.py --policy=zeroplay_jax/mini/base
-    python -m zeroplay_jax.evaluate --config=configs/dspo.py --sets=nq,my_questions.jsonl --metric=em --out=result.json
-    python -m zeroplay_jax.evaluate --config=configs/scope.py --sets=my_tasks.jsonl --metric=rubrics
-    python -m zeroplay_jax.evaluate --config=configs/scope.py --sets=tasks.jsonl --metric=rubrics --workdir=runs/graded
+    zeroplay evaluate --config=configs/quickstart.py
+    zeroplay evaluate --config=configs/quickstart.py --policy=zeroplay_jax/mini/base
+    zeroplay evaluate --config=configs/dspo.py --sets=nq,my_questions.jsonl --metric=em --out=result.json
+    zeroplay evaluate --config=configs/scope.py --sets=my_tasks.jsonl --metric=rubrics
+    zeroplay evaluate --config=configs/scope.py --sets=tasks.jsonl --metric=rubrics --workdir=runs/graded
 
 --policy=FOLDER and --index=FOLDER or http://… are short for --config.policy.path and --config.retrieval, as in all
 commands; a policy may be a model of the Hugging Face Hub (--policy=hf://owner/model), or behind an OpenAI-compatible
@@ -16,7 +16,7 @@ question, at the role's temperature or at --temperature: the mean of their score
 the best one (pass@k) and the majority's. --answering=direct,retrieve,interleave,search has a row for each way of
 answering, of which all but search are baselines without training. --protocol=ssp, piplay, drzero, dspo or scope sets
 what that paper says about questions, searches, lengths, sampling, metric and the table, where no other flag does. --out
-keeps every question and answer (of several ways FILE-WAY.json), and `python -m zeroplay_jax.compare` compares such
+keeps every question and answer (of several ways FILE-WAY.json), and `zeroplay compare` compares such
 files. --metric=package.module:function scores answers with a function of your own, with the signature of
 `reward.answer` (zeroplay_jax/objectives/rewards.py). --metric=rating asks for no answers: the judge of the config rates
 how hard the questions are, from 1 to 5, and the scores are 0, .25, .5, .75 and 1.
@@ -467,7 +467,7 @@ def _answer_set(
 
 
 def _result_settings(config: Config, run: RunContext) -> Mapping[str, Any]:
-    """Returns the settings of a result file; `zeroplay_jax.compare` requires most of them to be equal."""
+    """Returns the settings of a result file; `zeroplay compare` requires most of them to be equal."""
     from zeroplay_jax.evaluation.answering import result_settings
 
     judge = ''
@@ -491,4 +491,4 @@ def _result_settings(config: Config, run: RunContext) -> Mapping[str, Any]:
 
 
 if __name__ == '__main__':
-    command_line.run_command('zeroplay_jax.evaluate', main)
+    command_line.run_command('zeroplay evaluate', main)

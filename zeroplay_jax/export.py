@@ -1,12 +1,12 @@
 """Writes the trained weights of a run as Hugging Face folders: of one that is running, was killed or has finished.
 
-    python -m zeroplay_jax.export runs/mini --out exported
-    python -m zeroplay_jax.export runs/mini --best --out exported
-    python -m zeroplay_jax.export runs/mini --trajectories --out rollouts
+    zeroplay export runs/mini --out exported
+    zeroplay export runs/mini --best --out exported
+    zeroplay export runs/mini --trajectories --out rollouts
 
 Takes the newest checkpoint, or with --best that of the best evaluation (config.checkpoint.best). Needs no accelerator.
 Every folder has a model card: base, recipe, prompts, stop strings and how to run it.
-The folders can be asked (python -m zeroplay_jax.ask --policy exported/solver --index …), evaluated and trained on.
+The folders can be asked (zeroplay ask --policy exported/solver --index …), evaluated and trained on.
 With --trajectories: the logged rollouts as ATIF documents, a JSON file each.
 """
 
@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     from zeroplay_jax.run.branch import Source
 
 EXAMPLES = """examples:
-  python -m zeroplay_jax.export runs/mini --out exported
-  python -m zeroplay_jax.export runs/mini --best --out exported
-  python -m zeroplay_jax.export runs/mini --trajectories --out rollouts
+  zeroplay export runs/mini --out exported
+  zeroplay export runs/mini --best --out exported
+  zeroplay export runs/mini --trajectories --out rollouts
 """
 
 
@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
     """Writes the folders and prints their paths; returns the exit status (`exit_status`)."""
     signals.raise_again()
     # `export` turns errors of --out into UserErrors; others are of the run or its starting checkpoint.
-    return exit_status('zeroplay_jax.export', lambda: _run(argv))
+    return exit_status('zeroplay export', lambda: _run(argv))
 
 
 def _run(argv: list[str] | None) -> None:
@@ -74,7 +74,7 @@ def _run(argv: list[str] | None) -> None:
 def _parser() -> Parser:
     """Returns the parser of the command line."""
     parser = Parser(
-        prog='python -m zeroplay_jax.export',
+        prog='zeroplay export',
         description=__doc__,
         epilog=EXAMPLES,
     )

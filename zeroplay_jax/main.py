@@ -1,8 +1,8 @@
 """Trains the roles of a self-play recipe, and resumes where it was stopped.
 
-    python -m zeroplay_jax.main --config=configs/quickstart.py --workdir=runs/quickstart
-    python -m zeroplay_jax.main --config=configs/drzero.py:mini --workdir=runs/mini --config.solver.batch=16
-    python -m zeroplay_jax.main --config=configs/drzero.py:mini --workdir=runs/more --from=runs/mini
+    zeroplay train --config=configs/quickstart.py --workdir=runs/quickstart
+    zeroplay train --config=configs/drzero.py:mini --workdir=runs/mini --config.solver.batch=16
+    zeroplay train --config=configs/drzero.py:mini --workdir=runs/more --from=runs/mini
 
 --config names a Python file with get_config(); the text after a colon is its argument.
 --config.FIELD=VALUE sets any field; docs/configuration.md lists them all.
@@ -71,9 +71,7 @@ def main(argv: list[str]) -> None:
         loop.run(config, workdir, _FROM.value)
     except JaxRuntimeError as error:
         if 'RESOURCE_EXHAUSTED' in str(error):
-            fix = (
-                'python -m zeroplay_jax.extras.plan --machine=… prints flags with which a run fits'
-            )
+            fix = 'zeroplay plan --machine=… prints flags with which a run fits'
             print(f'zeroplay_jax: a device has too little memory; {fix}', file=sys.stderr)
         raise
 

@@ -1,6 +1,6 @@
 """Self-play on texts of your own: index, held-out questions, training, report.
 
-    python -m zeroplay_jax.quickstart --corpus texts --workdir runs/own
+    zeroplay quickstart --corpus texts --workdir runs/own
     make quickstart CORPUS=texts WORKDIR=runs/own
 
 The corpus is a folder of .txt and .md files, or JSON lines or TSV of passages (retrieval/README.md). Long texts are
@@ -53,7 +53,7 @@ _FILES_VERSION = 3
 
 def _parser() -> Parser:
     """Returns the parser of the command's own arguments; settings of the run are not among them."""
-    parser = Parser(prog='python -m zeroplay_jax.quickstart', description=__doc__)
+    parser = Parser(prog='zeroplay quickstart', description=__doc__)
     parser.add_argument(
         '--corpus',
         type=path_or_packaged,

@@ -8,15 +8,15 @@ from zeroplay_jax.runtime import signals
 from zeroplay_jax.runtime.workdir import local_run
 
 EXAMPLES = """examples:
-  python -m zeroplay_jax.report runs/quickstart
-  python -m zeroplay_jax.report runs/a runs/b --out comparison.html
+  zeroplay report runs/quickstart
+  zeroplay report runs/a runs/b --out comparison.html
 """
 
 
 def main(argv: list[str] | None = None) -> int:
     """Writes the file and prints its path; returns the exit status (`exit_status`)."""
     signals.raise_again()
-    return exit_status('zeroplay_jax.report', lambda: _run(argv), 'choose another file')
+    return exit_status('zeroplay report', lambda: _run(argv), 'choose another file')
 
 
 def _run(argv: list[str] | None) -> None:
@@ -29,7 +29,7 @@ def _run(argv: list[str] | None) -> None:
 def _parser() -> Parser:
     """Returns the parser of the command line."""
     parser = Parser(
-        prog='python -m zeroplay_jax.report',
+        prog='zeroplay report',
         description=__doc__,
         epilog=EXAMPLES,
     )

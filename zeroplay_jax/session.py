@@ -244,7 +244,7 @@ class Session:
         number = self._question_count
         self._question_count += 1
         if self._form is not None and not self._form.pattern.search(text):
-            print(f'zeroplay_jax.ask: {self._form.hint}', file=sys.stderr, flush=True)
+            print(f'zeroplay ask: {self._form.hint}', file=sys.stderr, flush=True)
             # Once is enough.
             self._form = None
         trajectory = self._ask(question, number, stoppable)
@@ -259,7 +259,7 @@ class Session:
             self.printer.line('note', f'no answer: {reason}', label='')
         warning = search_warning(self._index)
         if warning:
-            print(f'zeroplay_jax.ask: {clean(warning)}', file=sys.stderr)
+            print(f'zeroplay ask: {clean(warning)}', file=sys.stderr)
 
     def _ask(self, question: Question, number: int, stoppable: bool) -> Trajectory | None:
         """Returns the rollout with which the recipe answers, showing all of its rollouts; None if it was stopped.

@@ -1,6 +1,6 @@
 """The quickstart with questions of two facts and composed ones of three and four, some minutes on two CPU cores.
 
-python -m zeroplay_jax.main --config=examples/composing/config.py --workdir=runs/composing
+zeroplay train --config=examples/composing/config.py --workdir=runs/composing
 """
 
 from zeroplay_jax.configs import quickstart

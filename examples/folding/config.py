@@ -1,6 +1,6 @@
 """Three steps on the miniature world, about two minutes on two CPU cores.
 
-python -m zeroplay_jax.main --config=examples/folding/config.py --workdir=runs/folding
+zeroplay train --config=examples/folding/config.py --workdir=runs/folding
 """
 
 from zeroplay_jax.configs import common

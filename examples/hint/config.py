@@ -1,6 +1,6 @@
 """Three steps on the miniature world, about two minutes on two CPU cores.
 
-python -m zeroplay_jax.main --config=examples/hint/config.py --workdir=runs/hint
+zeroplay train --config=examples/hint/config.py --workdir=runs/hint
 """
 
 from zeroplay_jax.configs import common

@@ -1,6 +1,6 @@
 """Two iterations of two steps on the miniature world, about two minutes on two CPU cores.
 
-python -m zeroplay_jax.main --config=examples/league/config.py --workdir=runs/league
+zeroplay train --config=examples/league/config.py --workdir=runs/league
 """
 
 from zeroplay_jax.configs import common

@@ -1,7 +1,7 @@
 """Three steps at a server of OpenEnv, about a minute on two CPU cores.
 
 python -m uvicorn examples.openenv_env.server:app --port 8000
-python -m zeroplay_jax.main --config=examples/openenv_env/config.py --workdir=runs/openenv
+zeroplay train --config=examples/openenv_env/config.py --workdir=runs/openenv
 """
 
 from zeroplay_jax.configs import common

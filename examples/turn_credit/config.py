@@ -1,6 +1,6 @@
 """Three steps on the miniature world, about a minute on two CPU cores.
 
-python -m zeroplay_jax.main --config=examples/turn_credit/config.py --workdir=runs/turn_credit
+zeroplay train --config=examples/turn_credit/config.py --workdir=runs/turn_credit
 """
 
 from zeroplay_jax.configs import common

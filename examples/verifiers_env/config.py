@@ -1,6 +1,6 @@
 """Three steps in an environment of verifiers, about two minutes on two CPU cores.
 
-python -m zeroplay_jax.main --config=examples/verifiers_env/config.py --workdir=runs/verifiers
+zeroplay train --config=examples/verifiers_env/config.py --workdir=runs/verifiers
 """
 
 from zeroplay_jax.configs import common

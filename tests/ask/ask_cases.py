@@ -42,5 +42,5 @@ def refused(capsys, *arguments):
     """The one line that a wrong call is answered with."""
     assert main(arguments) == 2
     out, err = capsys.readouterr()
-    assert not out and err.count('\n') == 1 and err.startswith('zeroplay_jax.ask: ')
+    assert not out and err.count('\n') == 1 and err.startswith('zeroplay ask: ')
     return err

@@ -1,4 +1,4 @@
-"""`python -m zeroplay_jax.ask` from a user's view: one question, questions in a pipe, a terminal with Ctrl-C."""
+"""`zeroplay ask` from a user's view: one question, questions in a pipe, a terminal with Ctrl-C."""
 
 import contextlib
 import io

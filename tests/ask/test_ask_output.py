@@ -1,4 +1,4 @@
-"""What `python -m zeroplay_jax.ask` shows of a rollout, whatever its tools and its text."""
+"""What `zeroplay ask` shows of a rollout, whatever its tools and its text."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""How `python -m zeroplay_jax.ask` asks a policy, and when it is called wrongly."""
+"""How `zeroplay ask` asks a policy, and when it is called wrongly."""
 
 import copy
 import io
@@ -170,7 +170,7 @@ def test_what_cannot_be_used_is_said_before_the_weights_are_read(
     assert '--json without a question' in refused(capsys, '--json')
     assert 'the question is too long' in refused(capsys, '--index', index, 'word ' * 100)
     monkeypatch.setattr(session, 'READY_SECONDS', 0.0)
-    assert 'retrieval.server' in refused(capsys, '--index', 'http://127.0.0.1:9', 'q')
+    assert 'zeroplay serve' in refused(capsys, '--index', 'http://127.0.0.1:9', 'q')
 
 
 ENCODED = {
@@ -204,4 +204,4 @@ def test_a_question_too_long_for_one_policy_is_put_to_the_others(capsys):
     answers = (refuse, lambda text, stoppable: asked.append(text))
     sessions = [types.SimpleNamespace(as_json=True, answer=answer) for answer in answers]
     assert not ask._answer(sessions, 'Who?') and asked == ['Who?']
-    assert capsys.readouterr().err == 'zeroplay_jax.ask: the question is too long\n'
+    assert capsys.readouterr().err == 'zeroplay ask: the question is too long\n'

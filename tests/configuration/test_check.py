@@ -74,7 +74,7 @@ def test_questions_of_another_corpus_are_named(tmp_path):
         (tmp_path / name).write_text('{"question": "Who?", "answers": ["A"]}\n')
     (tmp_path / 'page.py').write_text(PAGE)
     page = ('--config=page.py:mini', '--workdir=run')
-    note = 'it is still evaluated on eval.file=own.jsonl; python -m zeroplay_jax.extras.inputs cloze makes'
+    note = 'it is still evaluated on eval.file=own.jsonl; zeroplay inputs cloze makes'
     noted = checked(tmp_path, *page, '--index=mine')
     assert noted.returncode == 0 and len(noted.stderr.splitlines()) == 1 and note in noted.stderr
     for words in (['--index=elsewhere/own'], ['--index=mine', '--config.eval.file=mine.jsonl']):
@@ -197,9 +197,9 @@ def test_questions_that_are_trained_on_are_named_and_left_out_as_the_warning_say
     assert line.startswith(
         "warning: 2 of 4 questions of config.eval.file are trained on, such as 'where is “Fretes”'; "
     )
-    _, _, command = line.rpartition(': python ')
-    words_of_command = command.replace('FILE', 'new.jsonl').split()
-    assert run_python(*words_of_command, cwd=tmp_path, PYTHONPATH=str(ROOT)).returncode == 0
+    _, _, command = line.rpartition(': zeroplay ')
+    called = ('-m', 'zeroplay_jax', *command.replace('FILE', 'new.jsonl').split())
+    assert run_python(*called, cwd=tmp_path, PYTHONPATH=str(ROOT)).returncode == 0
     assert json.loads((tmp_path / 'new.jsonl').read_text())['question'] == 'What is C#?'
     assert not checked(tmp_path, *words, '--config.inputs.questions=new.jsonl').stderr
 

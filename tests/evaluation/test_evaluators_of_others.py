@@ -13,6 +13,7 @@ import urllib.request
 
 import pytest
 from host_processes import free_port
+from page_commands import as_module
 from python_process import FAST, PIPES, ROOT, wait_for
 
 from zeroplay_jax.mini.world import World, evaluation_questions
@@ -73,6 +74,7 @@ class Commands:
     def start(self, part):
         """The process of the command of README that contains `part`."""
         (command,) = [line for line in COMMANDS if part in line]
+        command = as_module(command)
         for old, new in self._words.items():
             command = command.replace(old, new)
         options = PIPES | {'cwd': self._place, 'env': self._environment, 'start_new_session': True}
@@ -87,7 +89,7 @@ class Commands:
     @contextlib.contextmanager
     def serving(self):
         """Both servers of README."""
-        servers = [self.start('retrieval.server'), self.start('transformers serve')]
+        servers = [self.start('zeroplay serve'), self.start('transformers serve')]
         try:
             for port in (self._search, self._policy):
                 wait_for(lambda port=port: is_up(port), *servers)

@@ -69,7 +69,7 @@ def test_without_a_connection_one_line_says_so(hub, tmp_path, capsys):
     )
     (line,) = capsys.readouterr().err.splitlines()
     command, _, said = line.partition(': ')
-    assert command == 'zeroplay_jax.extras.inputs'
+    assert command == 'zeroplay inputs'
     assert said == (
         'hf://RUC-NLPIR/FlashRAG_datasets/nq/test.jsonl could not be fetched (no route); '
         'download it where there is a connection, and give its path'

@@ -1,4 +1,4 @@
-"""Reading, comparing and writing runs, and the command `python -m zeroplay_jax.report`."""
+"""Reading, comparing and writing runs, and the command `zeroplay report`."""
 
 import json
 import pathlib

@@ -14,7 +14,7 @@ import urllib.request
 import pytest
 from host_processes import free_port
 from launch_cases import planned
-from page_commands import RULES, blocks, runnable
+from page_commands import PYTHON, RULES, as_module, blocks, runnable
 from project_copy import copy_project
 from python_process import FAST, config_flags, run_python, start, wait_for
 from python_process import run as run_command
@@ -36,14 +36,12 @@ FEW = flags(
 )
 MINI = flags(f'{PROPOSED} {WORLDS} solver.batch=4 eval.questions=2')
 GIVEN = flags(f'{ONE_STEP} {WORLDS} solver.batch=4 solver.minibatches=1 eval.questions=1')
-PYTHON = '.venv/bin/python '
-MAIN = f'{PYTHON}-m zeroplay_jax.main '
 # How a command that begins so is made small: what is put behind it.
 SMALL = {
     'make quickstart': f'ARGS="{FEW}"',
-    f'{MAIN}--config=configs/dspo.py:mini': GIVEN,
-    f'{MAIN}--config=configs/drzero.py:mini': MINI,
-    f'{PYTHON}-m zeroplay_jax.evaluate': flags('eval.questions=3'),
+    'zeroplay train --config=configs/dspo.py:mini': GIVEN,
+    'zeroplay train --config=configs/drzero.py:mini': MINI,
+    'zeroplay evaluate': flags('eval.questions=3'),
 }
 
 
@@ -77,6 +75,7 @@ def succeeded(project, command):
     for known, flags_behind in SMALL.items():
         if command.startswith(known):
             command = f'{command} {flags_behind}'
+    command = as_module(command)
     words = ['bash', '-c', command]
     # A command with something else for the shell than quotes is the shell's.
     unquoted = re.sub('"[^"$`]*"|\'[^\']*\'', '', command)
@@ -132,7 +131,9 @@ def test_the_commands_and_the_client_of_the_retrieval_page(project):
     call = "client.retrieve(['who wrote it'], k=3)"
     assert call in page
     code = page.replace('8000', port).replace(call, f'print({call})')
-    with start(['bash', '-c', 'exec ' + server.replace('8000', port)], project) as serving:
+    with start(
+        ['bash', '-c', f'exec {as_module(server)}'.replace('8000', port)], project
+    ) as serving:
         try:
             wait_for(lambda: answers(f'http://127.0.0.1:{port}/health'), serving)
             done = run_python('-c', code, cwd=project, timeout=120)

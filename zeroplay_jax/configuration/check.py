@@ -1,6 +1,6 @@
-"""`python -m zeroplay_jax.main --check`: all mistakes of a command at once, on any machine, without starting anything.
+"""`zeroplay train --check`: all mistakes of a command at once, on any machine, without starting anything.
 
-    python -m zeroplay_jax.main --check --config=configs/drzero.py --workdir=runs/drzero --on=v5litepod-16
+    zeroplay train --check --config=configs/drzero.py --workdir=runs/drzero --on=v5litepod-16
 
 Where a run stops at the first mistake, this names all of them, each in a line. Nothing is created, and nothing is
 asked over the network.

@@ -158,7 +158,7 @@ def note_of_questions(config_file: str, config: ConfigDict, words: Sequence[str]
         return ''
     return (
         f'note: the corpus is another one than that of the config, and it is still evaluated on eval.file='
-        f'{config.eval.file}; python -m zeroplay_jax.extras.inputs cloze makes questions of a corpus, and '
+        f'{config.eval.file}; zeroplay inputs cloze makes questions of a corpus, and '
         '--config.eval.file=FILE names them'
     )
 

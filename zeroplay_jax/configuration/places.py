@@ -68,7 +68,7 @@ def index_folder(config: Config, recipe: type[Recipe]) -> Iterator[Problem]:
     """A missing index folder."""
     path = config.retrieval.path
     if config.retrieval.kind == 'folder' and not has_index(path):
-        text = 'not an index folder; build one with python -m zeroplay_jax.retrieval.build'
+        text = 'not an index folder; build one with zeroplay index'
         yield Problem('retrieval.path', text + similar_path(path))
 
 
@@ -106,7 +106,7 @@ def held_out(config: Config, recipe: type[Recipe]) -> Iterator[Problem]:
         text = 'the miniature world holds out worlds, not passages; leave it empty'
     elif not pathlib.Path(path).is_file():
         text = (
-            'no such file; name JSON lines with "document_id", as extras.inputs cloze writes them'
+            'no such file; name JSON lines with "document_id", as zeroplay inputs cloze writes them'
         )
         text += similar_path(path)
     elif 'documents' in recipe.input_files and not config.inputs.documents:
@@ -154,8 +154,8 @@ def _warn_of_trained_questions(config: ConfigDict, contents: Mapping[str, list[A
     evaluated = list(itertools.chain(*contents.get('eval.file', ())))
     repeated = [question.text for question in evaluated if question_key(question.text) in keys]
     if repeated:
-        command = ['python', '-m', 'zeroplay_jax.extras.inputs', 'questions']
-        command += ['--sets', config.inputs.questions, '--not-in', config.eval.file]
+        command = ['zeroplay', 'inputs', 'questions', '--sets', config.inputs.questions]
+        command += ['--not-in', config.eval.file]
         warn(
             f'{len(repeated)} of {len(evaluated)} questions of config.eval.file are trained on, such as '
             f'{short(repeated[0])}; config.inputs.questions without them: {shlex.join(command)} --out FILE'

@@ -18,7 +18,7 @@ A run is a Python file with `get_config()`, which starts from the defaults below
 (`configs/*.py`), and flags that override any field:
 
 ```
-.venv/bin/python -m zeroplay_jax.main --config=configs/drzero.py:mini --workdir=runs/seed1 --config.seed=1
+zeroplay train --config=configs/drzero.py:mini --workdir=runs/seed1 --config.seed=1
 ```
 
 A field that does not exist, a value of another type or out of bounds, and combinations that cannot work are refused in

@@ -130,7 +130,7 @@ def read_run(workdir: Path, has_trajectories: bool = True) -> dict[str, Any]:
         if (workdir / 'run').is_dir():
             fix += f', for example {workdir / "run"}'
         raise UserError(
-            f'{workdir}: contains none of {", ".join(RUN_FILES)}; {fix}; python -m zeroplay_jax.extras.atif shows ATIF '
+            f'{workdir}: contains none of {", ".join(RUN_FILES)}; {fix}; zeroplay atif shows ATIF '
             'documents'
         )
     # A run in progress has no summary yet, and a killed run never gets one: missing files become notes, not errors.

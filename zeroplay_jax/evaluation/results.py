@@ -1,6 +1,6 @@
-"""Results of `zeroplay_jax.evaluate --out`: a score per question, so that two policies can be compared on pairs.
+"""Results of `zeroplay evaluate --out`: a score per question, so that two policies can be compared on pairs.
 
-`Results` is what evaluations write, `zeroplay_jax.compare` and the extras read.
+`Results` is what evaluations write, `zeroplay compare` and the extras read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from zeroplay_jax.retrieval import downloads, json_text
 from zeroplay_jax.runtime.disk import write_text
 from zeroplay_jax.types import Json, Question, UserError
 
-_ADVICE = 'name a file of zeroplay_jax.evaluate --out'
+_ADVICE = 'name a file of zeroplay evaluate --out'
 # Settings of a result that `Results.differences` looks at → what sets them. 'answering' is not one of them: rows of a
 # paper's table are a base model's ways of answering and a trained policy's searches.
 SETTINGS = {

@@ -17,7 +17,7 @@ class Extra(NamedTuple):
     Attributes:
       about: what it does, in one sentence.
       package: what pip must have installed, as the extra itself says; '' for nothing more than the project needs.
-      is_command: whether `python -m zeroplay_jax.extras.NAME` runs it.
+      is_command: whether `zeroplay NAME` runs it (zeroplay_jax/commands.py).
     """
 
     about: str
@@ -36,7 +36,6 @@ EXTRAS = {
     'plan': Extra('Flags that fit a run into the memory of a machine.', is_command=True),
     'served_policy': Extra('A model behind an OpenAI-compatible server as the policy.'),
 }
-COMMANDS = tuple(f'extras.{name}' for name, extra in EXTRAS.items() if extra.is_command)
 
 
 def load_extra(name: str, part: str = '') -> Any:

@@ -1,9 +1,9 @@
 """Shows rollouts of other agents as a page: ATIF documents (Agent Trajectory Interchange Format, Harbor's RFC 0001).
 
-    python -m zeroplay_jax.extras.atif jobs/some
-    python -m zeroplay_jax.extras.atif trajectory.json --out page.html
+    zeroplay atif jobs/some
+    zeroplay atif trajectory.json --out page.html
 
-The page is that of a run's rollouts. `python -m zeroplay_jax.export --trajectories` writes those of a run as documents.
+The page is that of a run's rollouts. `zeroplay export --trajectories` writes those of a run as documents.
 
 A step of the agent is one turn of the policy: the exact text, markup included, the tool call in it, and as observation
 the result, without the chat template's text around it. What a recipe or an environment says between turns is a step of
@@ -255,11 +255,11 @@ def _object(value: Any) -> dict[str, Any]:
 
 def main(argv: list[str] | None = None) -> int:
     """Writes the page and prints its path; returns the exit status (`exit_status`)."""
-    return exit_status('zeroplay_jax.extras.atif', lambda: _run(argv), 'choose another file')
+    return exit_status('zeroplay atif', lambda: _run(argv), 'choose another file')
 
 
 def _run(argv: list[str] | None) -> None:
-    parser = Parser(prog='python -m zeroplay_jax.extras.atif', description=__doc__)
+    parser = Parser(prog='zeroplay atif', description=__doc__)
     parser.add_argument(
         'place', type=pathlib.Path, metavar='PLACE', help='a document, or a folder with some'
     )

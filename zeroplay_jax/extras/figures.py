@@ -1,8 +1,8 @@
 """Draws a figure of a paper from one run or several, beside what the paper published.
 
-    python -m zeroplay_jax.extras.figures list
-    python -m zeroplay_jax.extras.figures em runs/quickstart --out curve.svg
-    python -m zeroplay_jax.extras.figures ssp5a runs/a runs/b
+    zeroplay figures list
+    zeroplay figures em runs/quickstart --out curve.svg
+    zeroplay figures ssp5a runs/a runs/b
 
 figures.toml beside this file has them: which metrics, over training steps or iterations, and published numbers.
 """
@@ -141,11 +141,11 @@ def _lines_of_run(figure: Json, run: Json) -> dict[str, Line]:
 def main(argv: list[str] | None = None) -> int:
     """Writes the files and prints their paths; returns the exit status (`exit_status`)."""
     signals.raise_again()
-    return exit_status('zeroplay_jax.extras.figures', lambda: _run(argv), 'choose another file')
+    return exit_status('zeroplay figures', lambda: _run(argv), 'choose another file')
 
 
 def _run(argv: list[str] | None) -> None:
-    parser = Parser(prog='python -m zeroplay_jax.extras.figures', description=__doc__)
+    parser = Parser(prog='zeroplay figures', description=__doc__)
     parser.add_argument('name', metavar='NAME', help='of the figure; list: names all')
     parser.add_argument('workdirs', nargs='*', metavar='WORKDIR', help='or gs://bucket/path')
     parser.add_argument('--out', metavar='FILE.svg', help='default: NAME.svg in the first WORKDIR')

@@ -36,7 +36,7 @@ _WORLDS = QuestionForm(
     re.compile(
         rf'^(What is (the ({_RELATIONS}) of )+\w+\??|Describe (the ({_RELATIONS}) of )*\w+\.?)$'
     ),
-    'this policy reads only sentences of the miniature world, such as python -m zeroplay_jax.mini.sample writes, and '
+    'this policy reads only sentences of the miniature world, such as zeroplay sample writes, and '
     'questions such as "What is the job of the mayor of Fretes?"; for other English texts take --policy '
     'zeroplay_jax/mini/english/base, or a language model',
 )

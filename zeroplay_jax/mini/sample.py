@@ -1,6 +1,6 @@
 """Writes an invented encyclopedia as text files, with questions: sample data for the tools that read your own texts.
 
-    python -m zeroplay_jax.mini.sample --out notes
+    zeroplay sample --out notes
 
 Writes one file per article, with its title on the first line. The same folder gets `questions.jsonl` for evaluation
 and `more_questions.jsonl`, with other questions, for training.
@@ -75,7 +75,7 @@ def _write_questions(path: pathlib.Path, questions: Sequence[Item], seed: int) -
 
 def _run(argv: Sequence[str] | None) -> None:
     """Parses the arguments, writes the folder and says what is in it."""
-    parser = Parser(prog='python -m zeroplay_jax.mini.sample', description=__doc__)
+    parser = Parser(prog='zeroplay sample', description=__doc__)
     add = parser.add_argument
     out_help = 'folder to create, for texts and questions'
     add('--out', type=pathlib.Path, required=True, metavar='FOLDER', help=out_help)
@@ -95,7 +95,7 @@ def _run(argv: Sequence[str] | None) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status, 2 after an error of the user."""
-    return exit_status('zeroplay_jax.mini.sample', lambda: _run(argv), 'choose another --out')
+    return exit_status('zeroplay sample', lambda: _run(argv), 'choose another --out')
 
 
 if __name__ == '__main__':

@@ -7,10 +7,10 @@ import json
 import pathlib
 import re
 import shlex
-import sys
 from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Any
 
+from zeroplay_jax.commands import to_copy
 from zeroplay_jax.evaluation import report_builder, statistics
 from zeroplay_jax.retrieval import json_text, progress
 from zeroplay_jax.run import run_folder
@@ -162,11 +162,7 @@ def advice(workdir: pathlib.Path, weights: str, has_fallen: bool = False) -> str
     if policy is None:
         return f'there is no trained policy to ask: the weights {weights} are those of the start'
     question, is_learnt = taught_question(_evaluated(workdir / 'trajectories.jsonl'))
-    python = pathlib.Path(sys.executable)
-    # A relative path is easier to read if the environment lies in the current folder.
-    if python.is_relative_to(pathlib.Path.cwd()):
-        python = python.relative_to(pathlib.Path.cwd())
-    command = [str(python), '-m', 'zeroplay_jax.ask', '--policy', str(policy)]
+    command = [*to_copy('ask'), '--policy', str(policy)]
     if question:
         command.append(question)
     about = ', which answered this one wrong before' if is_learnt and not has_fallen else ''

@@ -395,7 +395,7 @@ FIGURES: dict[str, Figure] = {
         Levels(0.5, 1.0, 2),
         ('empty_search_share',),
         'the share of searches that find no passage is',
-        'ask the search by hand (python -m zeroplay_jax.retrieval.query, or curl to a server): whether its index has '
+        'ask the search by hand (zeroplay search, or curl to a server): whether its index has '
         'passages, and whether it is of the language and corpus of the questions',
     ),
     'no_call': Figure(

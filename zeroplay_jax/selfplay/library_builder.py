@@ -204,7 +204,7 @@ def _check_ids_of_server(
             raise UserError(
                 f'config.retrieval.held_out={retrieval.held_out}: {retrieval.url} returns a passage with the id '
                 f'{passage["id"]!r}, which the index {retrieval.path} does not have, so that held-out passages cannot '
-                'be left out; serve this index with python -m zeroplay_jax.retrieval.server'
+                'be left out; serve this index with zeroplay serve'
             )
 
 

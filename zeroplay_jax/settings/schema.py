@@ -230,7 +230,7 @@ class Retrieval(Section):
     """Corpus and index."""
 
     kind: Literal['world', 'folder', 'http'] = 'world'
-    """world (miniature worlds), folder (an index of retrieval.build), http (a search server)."""
+    """world (miniature worlds), folder (an index of zeroplay index), http (a search server)."""
     path: str = ''
     """Index folder; for http only where documents of the corpus are read."""
     encoder: str = ''

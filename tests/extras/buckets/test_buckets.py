@@ -118,7 +118,7 @@ def test_a_folder_in_a_bucket_is_no_result_and_is_not_downloaded(bucket, capsys)
     bucket.download = lambda name, path: pytest.fail(f'downloads {name}')
     for folder in (ADDRESS, f'{ADDRESS}/policy', f'{ADDRESS}/policy/solver'):
         assert compare.main([folder, 'x.json']) == 2
-        line = f'zeroplay_jax.compare: {folder}: is a folder; name a file\n'
+        line = f'zeroplay compare: {folder}: is a folder; name a file\n'
         assert capsys.readouterr().err == line
 
 

@@ -186,7 +186,7 @@ def test_without_scikit_learn_the_rest_is_shown(run, monkeypatch, capsys):
 )
 def test_wrong_arguments_are_refused(run, arguments, line, capsys):
     assert command.main([str(run), *arguments.split()]) == 2
-    assert capsys.readouterr().err.startswith(f'zeroplay_jax.extras.evolution: {line}')
+    assert capsys.readouterr().err.startswith(f'zeroplay evolution: {line}')
 
 
 def test_a_folder_that_cannot_be_used_is_one_line(run, capsys):
@@ -214,19 +214,19 @@ def test_a_run_without_questions_is_refused(content, reason, tmp_path, capsys):
         path.write_text(content)
     assert command.main([str(tmp_path)]) == 2
     line = capsys.readouterr().err
-    start = f'zeroplay_jax.extras.evolution: {path}: no question that a proposer made{reason}'
+    start = f'zeroplay evolution: {path}: no question that a proposer made{reason}'
     assert line.startswith(start) and line.count('\n') == 1
-    assert line.endswith('zeroplay_jax.main --config=configs/drzero.py:mini --workdir=RUN\n')
+    assert line.endswith('zeroplay train --config=configs/drzero.py:mini --workdir=RUN\n')
 
 
 # A policy is asked where its answers are rated as well.
-LINES = [line for line in COMMANDS if line.startswith('extras.evolution ')]
+LINES = [line for line in COMMANDS if line.startswith('zeroplay evolution ')]
 
 
 @pytest.mark.parametrize('line', [x for x in LINES if '--metric=' in x or '--policy=' not in x])
 def test_the_commands_of_papers_run_on_a_recorded_run(line, run, capsys):
     texts = {'RUN': str(run), '--policy=POLICY': f'--policy={BASE}', '--limit=2000': '--limit=2'}
-    _, *words = [texts.get(word, word) for word in shlex.split(line)]
+    _, _, *words = [texts.get(word, word) for word in shlex.split(line)]
     if f'--policy={BASE}' in words:
         words = [*words, *SMALL, '--limit=2']
         # Its questions are of the miniature world, whatever system asked them.

@@ -104,7 +104,7 @@ def test_a_figure_that_cannot_be_drawn_is_refused(figure, line, tmp_path, capsys
     folder.mkdir()
     sample_run.write_lines(folder / 'metrics.jsonl', [{'step': 0, 'phase': 'solver', 'loss': 1.0}])
     assert figures.main([figure, str(folder)]) == 2
-    assert capsys.readouterr().err.startswith(f'zeroplay_jax.extras.figures: {line}')
+    assert capsys.readouterr().err.startswith(f'zeroplay figures: {line}')
 
 
 def test_every_figure_belongs_to_a_paper():

@@ -290,7 +290,7 @@ def test_help_shows_examples_that_the_command_understands(kind, capsys):
     assert ended.value.code == 0
     _, _, examples = capsys.readouterr().out.partition('examples:\n')
     calls = re.findall(
-        r'^  python -m zeroplay_jax\.extras\.inputs (.*)',
+        r'^  zeroplay inputs (.*)',
         examples.replace('\\\n', ''),
         re.MULTILINE,
     )

@@ -222,7 +222,7 @@ CHECK = ('-m', 'zeroplay_jax.main', '--check', '--workdir=/mnt/run', '--nofiles'
 def test_a_check_names_what_a_machine_cannot_take():
     words = (*CHECK, '--config=configs/dspo.py', '--config.mesh.fsdp=1', '--config.mesh.replica=4')
     refused = run_python(*words, '--on=v5litepod-4', '--config.micro.rows=4', cwd=ROOT)
-    assert refused.returncode == 2 and 'extras.plan --machine=v5litepod-4' in refused.stderr
+    assert refused.returncode == 2 and 'zeroplay plan --machine=v5litepod-4' in refused.stderr
     other = run_python(*words, '--on=2*h100x8', cwd=ROOT)
     assert other.returncode == 2 and 'made of 4 devices' in other.stderr
     # Two hosts share the slots.

@@ -1,6 +1,6 @@
 """Three steps of the game with a critic on the miniature world.
 
-python -m zeroplay_jax.main --config=PATH/zp_outside/config.py --workdir=runs/critic
+zeroplay train --config=PATH/zp_outside/config.py --workdir=runs/critic
 """
 
 from zeroplay_jax.configs import common

@@ -265,7 +265,7 @@ function drawOutcome() {
     const sentence =
       'Brackets: 95 % confidence intervals; those of changes and differences are paired by question. They cover the ' +
       'choice of questions only: two seeds of one config can differ by more. An interval over seeds needs several runs ' +
-      'of each side (python -m zeroplay_jax.compare).';
+      'of each side (zeroplay compare).';
     body.append(el('p', { class: 'muted' }, sentence));
   }
 }

@@ -1,13 +1,13 @@
 """Shows what self-play asks over training: tasks with questions, duplicates, topics and, with a solver, difficulty.
 
-    python -m zeroplay_jax.extras.evolution runs/mine
-    python -m zeroplay_jax.extras.evolution runs/mine --parts=4 --topics=12
-    python -m zeroplay_jax.extras.evolution runs/mine --policy=zeroplay_jax/mini/base --config=configs/drzero.py:mini
-    python -m zeroplay_jax.extras.evolution runs/mine --policy=POLICY --config=configs/ssp.py --metric=rating
+    zeroplay evolution runs/mine
+    zeroplay evolution runs/mine --parts=4 --topics=12
+    zeroplay evolution runs/mine --policy=zeroplay_jax/mini/base --config=configs/drzero.py:mini
+    zeroplay evolution runs/mine --policy=POLICY --config=configs/ssp.py --metric=rating
 
 Reads tasks.jsonl, prints a line per iteration (in a run of one: per range of steps) and writes the questions of each
 as RUN/evolution/NAME.jsonl, with pictures beside them. With --policy a fixed solver answers each set: the solve rate
-with its 95 % interval, and the searches of what it solved. Further flags are those of zeroplay_jax.evaluate, such as
+with its 95 % interval, and the searches of what it solved. Further flags are those of zeroplay evaluate, such as
 --limit=2000. The solver searches what the run searched, unless they say otherwise. With --metric=rating it answers
 nothing, and the judge of the config rates every question from 1 to 5.
 """
@@ -36,21 +36,21 @@ _SET_HERE = ('answering', 'out', 'samples', 'sets', 'workdir')
 _DISK_FIX = 'give a copy of the run'
 _RUN_WITH_QUESTIONS = (
     'give the workdir of a run that makes some, such as RUN of '
-    'python -m zeroplay_jax.main --config=configs/drzero.py:mini --workdir=RUN'
+    'zeroplay train --config=configs/drzero.py:mini --workdir=RUN'
 )
 
 
 def main(argv: list[str] | None = None) -> int:
     """Prints the table and the paths of the files; returns the exit status (`exit_status`)."""
     return exit_status(
-        'zeroplay_jax.extras.evolution', lambda: _show(*_parser().parse_known_args(argv)), _DISK_FIX
+        'zeroplay evolution', lambda: _show(*_parser().parse_known_args(argv)), _DISK_FIX
     )
 
 
 def _parser() -> Parser:
     """Returns the parser of the command line."""
     parser = Parser(
-        prog='python -m zeroplay_jax.extras.evolution',
+        prog='zeroplay evolution',
         description=__doc__,
         allow_abbrev=False,
     )
@@ -133,7 +133,7 @@ def _answers(
     sets: Sequence[pathlib.Path],
     is_open: bool,
 ) -> Results:
-    """Returns the results of `zeroplay_jax.evaluate`, which a process of its own writes beside the sets.
+    """Returns the results of `zeroplay evaluate`, which a process of its own writes beside the sets.
 
     Raises:
       UserError: it failed; its own line was printed.
@@ -148,7 +148,7 @@ def _answers(
     command += [f'--metric={"rubrics" if is_open else "em"}', f'--out={out}', *evaluate_flags]
     # Its table would stand above ours; its bar and errors are on stderr.
     if subprocess.run(command, stdout=subprocess.DEVNULL).returncode:
-        raise UserError('--policy: zeroplay_jax.evaluate failed; its line above says why')
+        raise UserError('--policy: zeroplay evaluate failed; its line above says why')
     # This import loads JAX, which a call without a solver does not need.
     from zeroplay_jax.evaluation.results import Results
 

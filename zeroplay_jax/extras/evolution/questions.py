@@ -178,7 +178,7 @@ def write_sets(parts: Sequence[Part], folder: Path) -> list[Path]:
 
 
 def _line(record: Json) -> Json:
-    """Returns what `zeroplay_jax.evaluate` reads of a record; {} without answers and rubrics."""
+    """Returns what `zeroplay evaluate` reads of a record; {} without answers and rubrics."""
     if record.get('rubrics'):
         return {'task': record['question'], 'rubrics': record['rubrics']}
     names = ('question', 'answers', 'hops') if record['answers'] else ()

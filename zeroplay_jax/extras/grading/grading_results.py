@@ -51,7 +51,7 @@ def results(
       samples: answers per task.
 
     Returns:
-      {'settings', 'sets': as in `Results`, so that `zeroplay_jax.compare` reads the file,
+      {'settings', 'sets': as in `Results`, so that `zeroplay compare` reads the file,
       'tasks', 'rubrics', 'samples': int,
       'answers': {'given', 'missing': int, 'finish': {reason: int}},
       'judge': key, 'rubrics_met': [mean, low, high] or null, 'scored_tasks': int,

@@ -1,7 +1,7 @@
 """Builds the input files of runs: answers to hide, questions to solve, documents to ask about.
 
 Every line names its origin. The same command writes the same file, completely or not at all. Corpora are read as
-streams: .jsonl, .tsv or .parquet, also .gz and .zst, as `python -m zeroplay_jax.retrieval.build` takes them.
+streams: .jsonl, .tsv or .parquet, also .gz and .zst, as `zeroplay index` takes them.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _ratio(text: str) -> tuple[int, ...]:
 def _parser() -> Parser:
     """Returns the parser of the command line; its `kind` is the name of the subcommand."""
     parser = Parser(
-        prog='python -m zeroplay_jax.extras.inputs',
+        prog='zeroplay inputs',
         description=__doc__,
         epilog=builders.EXAMPLES,
     )
@@ -149,7 +149,7 @@ def _add_cloze(parser: Parser) -> None:
     _add_file(parser, '--held-out', held_out_help, required=False)
     _add_number(parser, '--count', 240, 'questions')
     _add_number(parser, '--most-documents', 20_000, 'a larger corpus is sampled')
-    words_help = 'as for python -m zeroplay_jax.retrieval.build (0)'
+    words_help = 'as for zeroplay index (0)'
     parser.add_argument(
         '--passage-words', type=passage_words, default=0, metavar='N', help=words_help
     )
@@ -292,7 +292,7 @@ def _run(args: argparse.Namespace) -> None:
     files.write_lines(args.documents, split_corpus.documents)
     files.write_lines(args.out, split_corpus.questions)
     if split_corpus.warning:
-        logging.warning('zeroplay_jax.extras.inputs: warning: %s: %s', source, split_corpus.warning)
+        logging.warning('zeroplay inputs: warning: %s: %s', source, split_corpus.warning)
     print(_report_cloze(args, split_corpus))
 
 
@@ -300,7 +300,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Writes the files of one kind; returns the exit status (`exit_status`)."""
     signals.raise_again()
     return exit_status(
-        'zeroplay_jax.extras.inputs',
+        'zeroplay inputs',
         lambda: _run(_parser().parse_args(argv)),
         disk_fix='choose another file with --out',
         stopped='stopped; nothing was written',

@@ -395,12 +395,12 @@ def documents_of_corpus(
 
 
 EXAMPLES = """examples:
-  python -m zeroplay_jax.extras.inputs answers --sets nq_train.jsonl,hotpotqa_train.jsonl --out answers.jsonl
-  python -m zeroplay_jax.extras.inputs questions --sets nq_train.jsonl,hotpotqa_train.jsonl --out questions.jsonl
-  python -m zeroplay_jax.extras.inputs documents --corpus wiki-18.jsonl.gz --count 100000 --out documents.jsonl
-  python -m zeroplay_jax.extras.inputs cloze --corpus texts --documents documents.jsonl --out held_out.jsonl
+  zeroplay inputs answers --sets nq_train.jsonl,hotpotqa_train.jsonl --out answers.jsonl
+  zeroplay inputs questions --sets nq_train.jsonl,hotpotqa_train.jsonl --out questions.jsonl
+  zeroplay inputs documents --corpus wiki-18.jsonl.gz --count 100000 --out documents.jsonl
+  zeroplay inputs cloze --corpus texts --documents documents.jsonl --out held_out.jsonl
 
-`python -m zeroplay_jax.extras.inputs answers --help` explains one kind; the others in the same way.
+`zeroplay inputs answers --help` explains one kind; the others in the same way.
 """
 ANSWERS = """Answers that SSP's proposer hides.
 
@@ -415,8 +415,8 @@ their capitals (Latin script). No language model is used. The sample is uniform 
 Lines: {"answer", "source", "line"}; of a corpus also "kind" (title, entity, date) and "document_id".
 """
 ANSWERS_EXAMPLES = """examples:
-  python -m zeroplay_jax.extras.inputs answers --sets nq_train.jsonl,hotpotqa_train.jsonl --out answers.jsonl
-  python -m zeroplay_jax.extras.inputs answers --corpus wiki-18.jsonl.gz --count 50000 --out answers.jsonl
+  zeroplay inputs answers --sets nq_train.jsonl,hotpotqa_train.jsonl --out answers.jsonl
+  zeroplay inputs answers --corpus wiki-18.jsonl.gz --count 50000 --out answers.jsonl
 """
 QUESTIONS = """Questions with answers, for DSPO: several sets in one form, shuffled, each question once.
 
@@ -434,10 +434,10 @@ with headings or Parquet.
 Lines: {"question", "answers", "source", "line"}, and "hops" if the set has them.
 """
 QUESTIONS_EXAMPLES = """examples:
-  python -m zeroplay_jax.extras.inputs questions --sets nq_train.jsonl,hotpotqa_train.jsonl --out questions.jsonl
-  python -m zeroplay_jax.extras.inputs questions --sets nq_train.jsonl,hotpotqa_train.jsonl --count 5000 \\
+  zeroplay inputs questions --sets nq_train.jsonl,hotpotqa_train.jsonl --out questions.jsonl
+  zeroplay inputs questions --sets nq_train.jsonl,hotpotqa_train.jsonl --count 5000 \\
       --not-in nq,hotpotqa --out questions.jsonl
-  python -m zeroplay_jax.extras.inputs questions --sets nq --out data/nq_test.jsonl
+  zeroplay inputs questions --sets nq --out data/nq_test.jsonl
 """
 DOCUMENTS = """Documents that a proposer starts from, with the number of hops (Dr. Zero, π-Play) or searches (SCOPE).
 
@@ -448,8 +448,8 @@ summarisation, planning and writing, and its table 6 leaves out one at a time.
 Lines: {"title", "text", "source", "document_id", "line", "hops"}, and "type" with --types.
 """
 DOCUMENTS_EXAMPLES = """examples:
-  python -m zeroplay_jax.extras.inputs documents --corpus wiki.jsonl --count 100000 --hops 4:3:2:1 --out documents.jsonl
-  python -m zeroplay_jax.extras.inputs documents --corpus wiki-18.jsonl.gz --count 30000 --hops 4:3:2 \\
+  zeroplay inputs documents --corpus wiki.jsonl --count 100000 --hops 4:3:2:1 --out documents.jsonl
+  zeroplay inputs documents --corpus wiki-18.jsonl.gz --count 30000 --hops 4:3:2 \\
       --types long_form_qa,summarisation,planning,writing --out documents.jsonl
 """
 CLOZE = """Held-out questions for a corpus without any, and documents to train on, split by document.
@@ -467,11 +467,11 @@ A third file lists the passages of the held-out documents. With it as config.ret
 run returns them; evaluations search the whole corpus.
 
 Lines of --out: {"question", "answers", "hops", "kind", "title", "source", "document_id", "line"}; of --documents as
-`python -m zeroplay_jax.extras.inputs documents` writes them, and "link"; of --held-out: {"document_id", "title"}.
+`zeroplay inputs documents` writes them, and "link"; of --held-out: {"document_id", "title"}.
 """
 CLOZE_EXAMPLES = """examples:
-  python -m zeroplay_jax.extras.inputs cloze --corpus wiki-18.jsonl.gz --documents documents.jsonl --out held_out.jsonl
-  python -m zeroplay_jax.extras.inputs cloze --corpus own --passage-words 80 --documents docs.jsonl --out out.jsonl
+  zeroplay inputs cloze --corpus wiki-18.jsonl.gz --documents documents.jsonl --out held_out.jsonl
+  zeroplay inputs cloze --corpus own --passage-words 80 --documents docs.jsonl --out out.jsonl
 """
 
 # Kind of file → summary, description and examples of its command.

@@ -1,11 +1,11 @@
 """Chooses mesh, slots or pages, rows, kernels and placement of a run on a machine, before there is one.
 
-    python -m zeroplay_jax.extras.plan --config=configs/drzero.py --machine=v5litepod-16
-    python -m zeroplay_jax.extras.plan --config=configs/ssp.py --machine=v5litepod-4 --config.policy.adapters.rank=32
-    python -m zeroplay_jax.extras.plan --config=configs/dspo.py --machine=h100x8 --policy=hf://Qwen/Qwen2.5-3B-Instruct
+    zeroplay plan --config=configs/drzero.py --machine=v5litepod-16
+    zeroplay plan --config=configs/ssp.py --machine=v5litepod-4 --config.policy.adapters.rank=32
+    zeroplay plan --config=configs/dspo.py --machine=h100x8 --policy=hf://Qwen/Qwen2.5-3B-Instruct
 
 Prints memory by part, time and price, the machine that fits at the least price per hour and what a smaller one takes to
-stderr, and to stdout what is chosen: flags for `main`, beside those given.
+stderr, and to stdout what is chosen: flags for `zeroplay train`, beside those given.
 
 Nothing is downloaded or compiled: of a policy only config.json is read, or its name is known. Machines: v5litepod-4,
 v6e-8, v5p-32, h100x8 (GPUs of a host), 2*h100x8 (hosts), cpu:2 (devices).
@@ -112,4 +112,4 @@ def _time(config: Any, planned: Memory) -> str:
 
 
 if __name__ == '__main__':
-    command_line.run_command('zeroplay_jax.extras.plan', main)
+    command_line.run_command('zeroplay plan', main)

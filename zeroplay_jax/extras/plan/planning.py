@@ -343,6 +343,6 @@ def memory_line(config: Any, target: Machine) -> str:
     text = f'memory: about {memory.peak / GIB:.1f} GiB of {limit / GIB:.1f} a device'
     if memory.peak > (1 + ERROR) * limit:
         raise ConfigError(
-            f'--on={target.name}: {text}; python -m zeroplay_jax.extras.plan --machine={target.name} chooses what fits'
+            f'--on={target.name}: {text}; zeroplay plan --machine={target.name} chooses what fits'
         )
     return text
