@@ -126,7 +126,7 @@ def test_rollouts_and_loss_are_those_of_a_training_step(settings, policy, run):
         for row, trajectory in zip(group, trajectories, strict=True):
             assert_same(row.trajectory, trajectory)
 
-    names = ('aggregation', 'kl_coef', 'kl_kind', 'clip_low', 'clip_high', 'baseline', 'scale')
+    names = 'aggregation kl_coef kl_kind clip_low clip_high baseline scale temperature'.split()
     role = {name: settings.solver[name] for name in names}
     loss, stats = zp.policy_loss(policy, rollouts, scores, loss=settings.solver.loss, **role)
     assert metrics['solver/gradient_norm'] > 0
