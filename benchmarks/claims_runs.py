@@ -172,7 +172,7 @@ def config_of(arm: str, seed: int):
     config.world.update(train=(0, 20), evaluation=(0, 6), near_misses=0.5)
     for name in trained_roles(config):
         role = config[name]
-        role.update(learning_rate=5e-4, minibatches=4, temperature=1.0)
+        role.update(learning_rate=5e-4, minibatches=4)
         if role.loss == 'reinforce':
             role.minibatches = 1
     config.solver.update(steps=steps, batch=16, samples=4, temperature=1.0)

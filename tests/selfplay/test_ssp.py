@@ -202,7 +202,7 @@ def test_late_answers_are_checked_among_as_many_neighbours():
 
 
 def test_replayed_questions_do_not_use_up_the_deck():
-    game = recipe()
+    game = recipe(proposer__batch=8, solver__batch=8)
     answers = []
     for cursor in (BatchCursor(missing=8), BatchCursor(phase=14, external=8, missing=8)):
         answers += [task.payload.answer for task in game.tasks(STEP, TaskPool(), cursor)]
