@@ -47,11 +47,6 @@ def table(columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
     return '\n'.join([line(columns), rule, *map(line, rows)])
 
 
-def tab_separated(columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
-    """Returns the text of a file with the table: a line per row, its cells separated by tabs."""
-    return ''.join('\t'.join(map(str, cells)) + '\n' for cells in (columns, *rows))
-
-
 def read_lines(path: pathlib.Path) -> list[Any]:
     """Returns the objects of a file of JSON lines."""
     # Texts may contain characters at which `splitlines` splits, too.

@@ -31,6 +31,8 @@ def small(config):
     config.sampler.slots, config.micro.rows = 8, 2
     # In so few rollouts a step may have no reward variance.
     config.stop_after_empty_steps = 0
+    # For the auditor.
+    config.log.rows = tuple(range(16))
     return config
 
 

@@ -52,6 +52,18 @@ def test_numbers_reach_the_lines_and_the_board(tmp_path):
     assert all(text in events.read_bytes() for text in texts)
 
 
+def test_logged_rows_are_cut_back_and_no_run_has_them_without_the_field(tmp_path):
+    MetricsWriter(tmp_path, 0).close()
+    path = tmp_path / 'rows.jsonl'
+    assert not path.exists()
+    metrics = MetricsWriter(tmp_path, 0, has_rows=True)
+    metrics.write('rows', [{'step': 0}, {'step': 1}])
+    metrics.close()
+    # The resumed run logs no more of them.
+    MetricsWriter(tmp_path, 1).close()
+    assert steps(path) == [0]
+
+
 def board_steps(folder, curve='solver/x'):
     """Steps of a curve as TensorBoard reads it, from all event files."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -553,6 +553,7 @@ CHANGEABLE_FIELDS = (
     'stop_after_empty_steps',
     'stop_at_alarms',
     'log.writers',
+    'log.rows',
     'profile.steps',
     'checkpoint.every',
     'checkpoint.keep',

@@ -109,6 +109,14 @@ def export_iteration(
         _export(workdir, name, context, engine, state, [], dtype)
 
 
+def export_step(
+    workdir: pathlib.Path, context: RunContext, engine: Engine, number: int, state: RunState
+) -> None:
+    """Writes the policies before step `number`, float32, if `config.log.rows` has this step or the one before it."""
+    if {number - 1, number} & {*engine.config.log.rows}:
+        _export(workdir, f'step{number}', context, engine, state, [])
+
+
 def _export(
     workdir: pathlib.Path,
     parent: str,

@@ -24,6 +24,7 @@ from zeroplay_jax.selfplay.context import RolloutContext
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.records import step_name
 from zeroplay_jax.selfplay.schedule import Step
+from zeroplay_jax.selfplay.update import RolePlan
 from zeroplay_jax.settings.kinds import warn
 from zeroplay_jax.types import Json, Row, ToolCall
 
@@ -55,7 +56,8 @@ class Log:
         # The writer removes records of this and later steps, which a crash may have left behind.
         first_step = state.cursor
         writers, run = self._engine.config.log.writers, run_record.hash_of(state.identity)
-        writer = MetricsWriter(workdir, first_step, writers, run)
+        has_rows = bool(self._engine.config.log.rows)
+        writer = MetricsWriter(workdir, first_step, writers, run, has_rows)
         if writer.missing_steps:
             warn(
                 f'{workdir / "metrics.jsonl"} lacks {len(writer.missing_steps)} of {first_step} steps, the first is '
@@ -86,6 +88,8 @@ class Log:
         tasks = (step_fields | dict(record) for record in self._engine.task_log)
         self._writer.write('tasks', tasks)
         self._writer.write('alarms', (step_fields | dataclasses.asdict(alarm) for alarm in alarms))
+        for plan in self._engine.plans.values():
+            self._writer.write('rows', row_records(config.recipe, self._rollouts, step, plan))
 
     def close(self) -> None:
         """Flushes and closes all files."""
@@ -247,6 +251,23 @@ def trajectory_record(recipe: str, context: RolloutContext, step: Step, row: Row
         earned = row.turn_rewards.tolist()
         record['turn_rewards'] = [None if np.isnan(reward) else reward for reward in earned]
     return record
+
+
+def row_records(recipe: str, context: RolloutContext, step: Step, plan: RolePlan) -> Iterator[Json]:
+    """Yields the records of all rollouts of a role's updates: that of the trajectory log, and what a loss reads."""
+    for number, rows in enumerate(plan.minibatches):
+        for row in rows:
+            contexts = []
+            for part in row.trajectory.contexts:
+                arrays = {'tokens': part.tokens, 'source': part.source, 'logp': part.logp}
+                contexts.append({name: array.tolist() for name, array in arrays.items()})
+            yield {
+                **trajectory_record(recipe, context, step, row),
+                'minibatch': number,
+                'distill_coef': plan.distill_coef,
+                'contexts': contexts,
+                'teacher_prompt': np.asarray(row.teacher_prompt).tolist(),
+            }
 
 
 def _call_record(call: ToolCall | None) -> dict[str, Any] | None:

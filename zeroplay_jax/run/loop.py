@@ -172,6 +172,7 @@ def _train(
         progress.Bar(len(steps), 'steps', initial=first_step, shown=shown, leave=True) as bar,
     ):
         hooks = (log, Screen(hosts, engine, bar))
+        ending.export_step(place.workdir, context, engine, first_step, state)
         for step, next_step in itertools.zip_longest(steps[first_step:], steps[first_step + 1 :]):
             try:
                 with traced(config.profile.steps, step.number, place.workdir):
@@ -192,6 +193,7 @@ def _train(
                 hook.after(played, alarms)
             raise_if_weights_are_lost(step, played.metrics, saver.checkpoints, state.cursor)
             ending.export_iteration(place.workdir, context, engine, step, next_step, state)
+            ending.export_step(place.workdir, context, engine, step.number + 1, state)
             state.stopped, state.alarms = stop, dict(watch.in_a_row)
             # Logs are written before the checkpoint, so no saved step lacks its records.
             saver.after(step, played.metrics, is_last=next_step is None)

@@ -14,7 +14,7 @@ import datetime
 import json
 import pathlib
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from zeroplay_jax.configuration import fields
@@ -239,9 +239,11 @@ def iteration_folder(step: Step) -> str:
     return f'iteration{step.phase.iteration + 1}'
 
 
-def remove_exports(workdir: pathlib.Path, steps: Iterable[Step]) -> None:
+def remove_exports(workdir: pathlib.Path, steps: Sequence[Step]) -> None:
     """Removes the policies that a run exports during these last steps, or after them: they will be outdated."""
-    for name in {'policy', *map(iteration_folder, steps)}:
+    # Of `config.log.rows`, each before the step of its number.
+    ends = (f'step{step.number + 1}' for step in steps)
+    for name in {'policy', *map(iteration_folder, steps), *ends}:
         shutil.rmtree(workdir / name, ignore_errors=True)
 
 

@@ -284,10 +284,13 @@ def _record_of(line: str) -> dict[str, Any]:
 
 _METRICS = 'metrics'
 _LOGS = (_METRICS, 'trajectories', 'tasks', 'alarms')
+_ROWS = 'rows'
 
 
 class MetricsWriter:
     """The writers of one run: `metrics.jsonl`, `trajectories.jsonl`, `tasks.jsonl`, `alarms.jsonl`, and curves.
+
+    With `config.log.rows` also `rows.jsonl`.
 
     Attributes:
       missing_steps: steps before the first one that `metrics.jsonl` has no line of.
@@ -299,6 +302,7 @@ class MetricsWriter:
         step: int,
         writers: Sequence[str] = ('tensorboard',),
         run: str = '',
+        has_rows: bool = False,
     ):
         """Opens the files in `workdir` and removes the lines from `step` on.
 
@@ -307,11 +311,14 @@ class MetricsWriter:
           step: the first step that will be written.
           writers: `config.log.writers`.
           run: hash of the run's identity, for every line; '' for none.
+          has_rows: whether `rows.jsonl` is written; one that is there is cut in any case.
 
         Raises:
           UserError: a service among the writers cannot be opened, or a file is of another run.
         """
-        self._files = {name: JsonLines(workdir / f'{name}.jsonl', step, run) for name in _LOGS}
+        has_rows |= (workdir / f'{_ROWS}.jsonl').exists()
+        names = (*_LOGS, _ROWS) if has_rows else _LOGS
+        self._files = {name: JsonLines(workdir / f'{name}.jsonl', step, run) for name in names}
         self._curves = open_writers(writers, workdir, step)
         # Every step has a line; damage and a deleted file show here.
         self.missing_steps = sorted(set(range(step)) - self._files[_METRICS].steps)
@@ -351,8 +358,8 @@ class MetricsWriter:
     def write(self, name: str, records: Iterable[Json]) -> None:
         """Writes records, each with its step, to the file of this name.
 
-        They are 'trajectories' (rollouts for the report), 'tasks' (selfplay/task_log.py), or 'alarms'
-        (`run.outcome.Alarm`).
+        They are 'trajectories' (rollouts for the report), 'tasks' (selfplay/task_log.py), 'alarms'
+        (`run.outcome.Alarm`), or 'rows' (`run.hooks.row_record`).
         """
         self._files[name].write(records)
 

@@ -30,7 +30,7 @@ from zeroplay_jax.selfplay.recipe import Recipe, RoleSpec, check_unchanged, stat
 from zeroplay_jax.selfplay.records import LearningRecord, empty_step_reasons
 from zeroplay_jax.selfplay.schedule import Step, TaskPool
 from zeroplay_jax.selfplay.task_log import filtered_groups_log, task_log
-from zeroplay_jax.selfplay.update import RoleUpdates
+from zeroplay_jax.selfplay.update import RolePlan, RoleUpdates
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.types import Json, Outcome, Row
 
@@ -68,8 +68,9 @@ class Engine:
         self.pool = TaskPool()
         # The newest version of weights minus `trajectory.version` is a rollout's age.
         self.weights = self.context.scheduler.weights
-        # Records for tasks.jsonl of the last `run_step`.
+        # Records for tasks.jsonl of the last `run_step`, and its updates where config.log.rows has the step.
         self.task_log: list[Json] = []
+        self.plans: dict[str, RolePlan] = {}
         self.filter = GroupFilter(self.config)
         self.collector = Collector(self.config, self.recipe, self.context, self.pool, self.filter)
         self.updates = RoleUpdates(
@@ -152,6 +153,7 @@ class Engine:
         # Never reset, so a step's share is a difference.
         scheduler_before = collections.Counter(self.scheduler.stats)
         self.scheduler.workers.seconds.clear()
+        self.plans = {}
         discarded = self._prepare_step(step)
         hosts = self.context.hosts
         hosts.clear_shared(keep=step.number if self.collector.has_begun(step) else None)
@@ -255,6 +257,8 @@ class Engine:
         with signals.completing(f'this update of {", ".join(step.phase.trains)}'):
             plans = self.updates.run(step, rows)
         self.task_log += self.updates.task_log
+        if step.number in self.config.log.rows:
+            self.plans = plans
         for role in step.phase.trains:
             role_stats, learnt = plans[role].stats, plans[role].learnt
             weights = self.weights_of[role]

@@ -165,22 +165,28 @@ class Judge(Section):
     """`evaluate --workdir`, ratings: concurrent judgements."""
 
 
+Steps = Annotated[
+    tuple[int, ...],
+    requires(lambda x: all(step >= 0 for step in x), 'give numbers of steps, such as (2, 3)'),
+]
+
+
 class Log(Section):
-    """Destinations of metrics."""
+    """Destinations of metrics, and what an audit reads."""
 
     writers: tuple[Literal['tensorboard', 'wandb', 'mlflow'], ...] = ('tensorboard',)
     """Where metrics go beside metrics.jsonl: tensorboard, wandb, mlflow. The last two must be installed, and are set up
     by their own environment variables (WANDB_PROJECT, WANDB_MODE, MLFLOW_EXPERIMENT_NAME,
     MLFLOW_TRACKING_URI)."""
+    rows: Steps = ()
+    """Numbers of steps whose trained rollouts go to rows.jsonl (100 kB each of 4,000 tokens), with the weights
+    before and after in step<number>/, for [an audit](results.md#the-audit)."""
 
 
 class Profile(Section):
     """Traces of jax.profiler, in profile/ of the workdir ([where the time goes](tpu-gpu.md#where-the-time-goes))."""
 
-    steps: Annotated[
-        tuple[int, ...],
-        requires(lambda x: all(step >= 0 for step in x), 'give numbers of steps, such as (2, 3)'),
-    ] = ()
+    steps: Steps = ()
     """Numbers of traced steps; avoid steps that compile."""
 
 

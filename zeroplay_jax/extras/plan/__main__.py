@@ -88,7 +88,7 @@ def _table(planned: Memory) -> list[str]:
         pair = [parts.get(part, 0) / GIB for parts in (rollouts, updates)]
         if any(pair):
             lines.append(f'{part:20} {pair[0]:8.2f} {pair[1]:8.2f}')
-    limit = 'beside libraries and index; within 16 % of a run (benchmarks.machines.true_shapes)'
+    limit = 'beside libraries and index; within 16 % of a run (benchmarks/results/true_shapes.tsv)'
     if target.kind in CHIPS:
         memory = CHIPS[target.kind].memory / GIB
         limit = f'of {memory:.2f}; {ERROR:.0%} stay free, because these sums are estimates'

@@ -77,7 +77,7 @@ _UPDATE = {
 _ROLLOUT = {'tpu': (2.07, 2.4, 4.05, 5.3, 2.97), 'gpu': (1.36, 0.0, 38.4, 12.4, 0.0)}
 # Rows of a prefill call whose scores exist at the same time (policy/attention.py).
 _PREFILL_ROWS = 4
-# On CPUs, bytes per layer of compiled programs and of what their compiler leaves (benchmarks.machines.true_shapes).
+# On CPUs, bytes per layer of compiled programs and of what their compiler leaves (benchmarks/results/true_shapes.tsv).
 _PROGRAMS = 42 * 2**20
 # Share of a chip by which the sums differ from compiled programs at most.
 ERROR = 0.06

@@ -1,0 +1,65 @@
+"""An auditor that shares no code with the project repeats runs of all systems, and notices mistakes."""
+
+import re
+import sys
+
+import pytest
+import run_library
+import torch
+from python_process import ROOT
+from run_files import lines
+
+from benchmarks.audit.__main__ import BAR
+from benchmarks.audit.replay import audit
+
+# Run → a mistake that the auditor makes on purpose.
+RUNS = {
+    'drzero': 'one_group',
+    'piplay': 'teacher_lags',
+    'ssp': 'other_baseline',
+    'dspo': 'norms_decay',
+    'scope': 'kl_estimate',
+    'ppo': 'denominator',
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize('name', RUNS)
+def test_a_run_is_what_its_rollouts_and_rewards_say(name, tmp_path_factory):
+    workdir = run_library.whole(name, tmp_path_factory)
+    trained = set()
+    for step in lines(workdir):
+        # Steps that make questions train nothing.
+        roles = [name.partition('/')[0] for name in step if name.endswith('/reward_mean')]
+        if step['phase'] not in ('evaluation', 'generate'):
+            trained |= {(step['step'], role) for role in roles}
+    found = {(record['step'], record['role']): record for record in audit(workdir)}
+    assert found.keys() == trained
+    for record in found.values():
+        # Rounding has its largest share in the first updates.
+        assert record['advantages'] == 0 and record['distance'] <= 3 * BAR
+        for own, of_run in (('loss', 'run_loss'), ('norm', 'run_gradient_norm')):
+            of_run = record[of_run]
+            assert record[own] == pytest.approx(of_run, 1e-4, 1e-7, nan_ok=True)
+
+
+@pytest.mark.parametrize('name', RUNS)
+def test_a_mistake_is_noticed(name, tmp_path_factory):
+    workdir = run_library.whole(name, tmp_path_factory)
+    records = [*audit(workdir, RUNS[name])]
+    assert max(record['distance'] for record in records) >= 10 * BAR
+
+
+def test_the_auditor_shares_no_code_with_what_it_audits():
+    known = {*sys.stdlib_module_names, 'numpy', 'safetensors', 'torch', 'transformers'}
+    for path in (ROOT / 'benchmarks' / 'audit').glob('*.py'):
+        for name in re.findall(r'^ *(?:from|import) ([\w.]+)', path.read_text(), re.M):
+            assert name.startswith('benchmarks.audit') or name.partition('.')[0] in known
+    assert not (ROOT / 'benchmarks' / '__init__.py').read_text()
