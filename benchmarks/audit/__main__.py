@@ -1,6 +1,6 @@
 """Repeats the training of a run with a trainer of its own, in PyTorch, and compares the weights after every step.
 
-    python -m zeroplay_jax.main --config=configs/dspo.py:mini --workdir=runs/dspo --config.log.rows='(1,2,3)'
+    zeroplay train --config=configs/dspo.py:mini --workdir=runs/dspo --config.log.rows='(1,2,3)'
     python -m benchmarks.audit runs/dspo
     python -m benchmarks.audit runs/dspo --wrong denominator
     python -m benchmarks.audit --all runs/audits --out audit.tsv     # plays and audits the runs of audit.toml
