@@ -35,7 +35,7 @@ def audit(run: pathlib.Path, mistake: str = '') -> Iterator[dict]:
     policies, roles = {}, {}
     logged = read_updates(run)
     for step, updates in logged.items():
-        records = []
+        records: list[dict] = []
         for name, minibatches in updates.items():
             weights = name if config['weights'] == 'separate' else 'policy'
             _check(
