@@ -44,7 +44,7 @@ def train(tmp_path, monkeypatch):
     state = RunState({})
 
     def run(*outcomes, steps=STEPS):
-        engine = mock.Mock(config=config, task_log=[], learners={})
+        engine = mock.Mock(config=config, task_log=[], plans={}, learners={})
         engine.learning.notices = []
         engine.recipe.state.return_value = None
         engine.learning.stuck_policies.return_value = []
