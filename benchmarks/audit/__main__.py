@@ -28,14 +28,20 @@ _FLAGS = """
 """.split()
 
 
-def found(run: pathlib.Path, mistake: str) -> tuple[int, float, float]:
-    """Audits a run and prints every step; returns updates, largest error of an advantage, distance at the end."""
+def totals(run: pathlib.Path, mistake: str) -> tuple[int, float, float]:
+    """Audits a run and prints every step; returns updates, largest error of an advantage, distance at the end.
+
+    Raises:
+      ValueError: as of `audit`, or the run has no update to repeat.
+    """
     updates, advantages, distances = 0, 0.0, {}
     for record in audit(run, mistake):
         print(json.dumps(record), flush=True)
         updates += record['updates']
         advantages = max(advantages, record['advantages'])
         distances[record['weights']] = record['distance']
+    if not updates:
+        raise ValueError('the steps of log.rows trained nothing')
     return updates, advantages, max(distances.values())
 
 
@@ -61,6 +67,8 @@ def main() -> int:
     parser.add_argument('--all', type=pathlib.Path, metavar='FOLDER', help='of the runs to play')
     parser.add_argument('--out', type=pathlib.Path, help='file of the table (.tsv)')
     options = parser.parse_args()
+    if not options.run and not options.all:
+        parser.error('name the workdir of a run with log.rows, or --all')
     torch.set_num_threads(1)
     audits = [(options.run, options.wrong)]
     if options.all:
@@ -70,7 +78,10 @@ def main() -> int:
             audits += [(options.all / name, mistake) for mistake in ('', *run['mistakes'])]
     lines, failed = ['run\twrong\tupdates\tadvantages\tdistance'], False
     for run, mistake in audits:
-        updates, advantages, distance = found(run, mistake)
+        try:
+            updates, advantages, distance = totals(run, mistake)
+        except (OSError, ValueError) as error:
+            parser.error(f'{run} cannot be audited: {error}')
         is_right = not advantages and distance <= BAR
         failed |= distance < 10 * BAR if mistake else not is_right
         lines.append(f'{run.name}\t{mistake}\t{updates}\t{advantages:.1e}\t{distance:.1e}')

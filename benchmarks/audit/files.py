@@ -50,7 +50,8 @@ class Rollout:
 
 
 def _rollout(record):
-    # Of several contexts the audit knows nothing.
+    if len(record['contexts']) > 1:
+        raise ValueError('rollouts of several contexts (rollout.drop_thinking) cannot be audited')
     (context,) = record['contexts']
     tokens, source = (torch.tensor(context[name]) for name in ('tokens', 'source'))
     (written,) = torch.nonzero(source == POLICY, as_tuple=True)

@@ -19,7 +19,7 @@ TABLE = tomllib.loads(pathlib.Path(__file__).with_name('audit.toml').read_text()
 
 
 def audit(run: pathlib.Path, mistake: str = '') -> Iterator[dict]:
-    """Repeats all updates in the log of a run; yields what was found about each role of a step.
+    """Repeats all updates in the log of a run; yields a record per role of a step.
 
     'distance' is that of the weights from the run's, as a share of how far those have moved.
 
@@ -31,6 +31,8 @@ def audit(run: pathlib.Path, mistake: str = '') -> Iterator[dict]:
       ValueError: one line; updates before those in the log are missing, or a setting is not known here.
     """
     config = json.loads((run / 'run.json').read_text())['config']
+    if config['shared_optimizer']:
+        raise ValueError('shared_optimizer=True: only an optimiser per role can be audited')
     metrics = {line['step']: line for line in read_lines(run / 'metrics.jsonl')}
     policies, roles = {}, {}
     logged = read_updates(run)
@@ -48,10 +50,10 @@ def audit(run: pathlib.Path, mistake: str = '') -> Iterator[dict]:
                     policies[weights] = Policy(run / f'step{step}' / weights)
                 settings = _changed(config[name], mistake)
                 roles[name] = Role(policies[weights], settings, config['value_network'])
-            found = roles[name].repeat([*minibatches.values()])
+            repeated = roles[name].repeat([*minibatches.values()])
             for key in ('loss', 'gradient_norm'):
-                found[f'run_{key}'] = metrics[step].get(f'{name}/{key}', math.nan)
-            records.append({'step': step, 'role': name, 'weights': weights, **found})
+                repeated[f'run_{key}'] = metrics[step].get(f'{name}/{key}', math.nan)
+            records.append({'step': step, 'role': name, 'weights': weights, **repeated})
         # Roles may share weights: the run has those after all of them.
         for record in records:
             weights = record['weights']
