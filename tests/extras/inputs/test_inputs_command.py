@@ -28,8 +28,8 @@ def made(recipe, change, phase='proposer', number=0):
         config[section].batch = 20
     config.update(change)
     game = recipe_class(recipe)(config, library())
-    (phase,) = {p.name: p for p in game.phases() if p.name == phase}.values()
-    return game.tasks(Step(phase, number, number), TaskPool(), BatchCursor(missing=20))
+    first, *_ = (each for each in game.phases() if each.name == phase)
+    return game.tasks(Step(first, number, number), TaskPool(), BatchCursor(missing=20))
 
 
 FILLER = ' '.join(['word'] * 20)
