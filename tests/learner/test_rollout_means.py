@@ -85,7 +85,7 @@ def undeclared(logp, old_logp, advantage, mask, segment, **clips):
 def test_a_loss_of_whole_rollouts_that_declares_nothing_is_refused(policy):
     settings = role()
     with settings.ignore_type():
-        settings.loss = PolicyLoss(undeclared, per_token=False)
+        settings.loss = PolicyLoss(undeclared, ratio_per_token=False)
     learner = learner_of(policy, settings, (4, 50))
     _, split = parts(policy[0])
     with pytest.raises(UserError, match='declare PolicyLoss.rollout_values'):

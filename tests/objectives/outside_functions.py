@@ -14,7 +14,7 @@ def squared(logp, old_logp, advantage, mask, segment, *, clip_low, clip_high, du
     return advantage * logp**2, {'square': masking.total(logp**2, mask)}
 
 
-declared = PolicyLoss(squared, uses_ratio=False, per_token=True)
+declared = PolicyLoss(squared, uses_ratio=False, ratio_per_token=True)
 
 
 def summed(logp, *arrays, **options):

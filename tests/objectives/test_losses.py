@@ -22,7 +22,7 @@ def test_every_built_in_loss_has_invariance_tests_a_reference_and_a_row_on_the_p
     loss = resolve_loss(name)
     assert loss is POLICY_LOSSES[name]
     assert loss.uses_ratio == (name != 'reinforce')
-    assert loss.per_token == (name not in ('sequence_pg', 'geometric_pg'))
+    assert loss.ratio_per_token == (name not in ('sequence_pg', 'geometric_pg'))
     page = importlib.resources.files('zeroplay_jax.objectives').joinpath('README.md').read_text()
     assert f'`{name}`' in page
     assert name in LOSSES, 'a line in tests/objectives/batches.py'
@@ -48,7 +48,7 @@ def test_a_function_outside_the_project_is_a_loss(arrays):
     logp, _, advantage, mask, _ = arrays
     np.testing.assert_allclose(per_token, np.where(mask, advantage * logp**2, 0), rtol=1e-6)
     assert set(stats) == {'square'} and stats['square'][1] == mask.sum()
-    assert loss.uses_ratio and loss.per_token
+    assert loss.uses_ratio and loss.ratio_per_token
     # It may couple tokens.
     assert not loss.elementwise
     declared = resolve_loss('outside_functions:declared')

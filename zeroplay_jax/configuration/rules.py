@@ -333,7 +333,7 @@ def advantages(config: Config, recipe: type[Recipe]) -> Iterator[Problem]:
             text = f'dividing the advantages of turns by their deviation would bias them; set {role}.scale=none'
             yield Problem(f'{role}.scale', text)
         is_fine = name == 'turn' or settings.baseline == 'value'
-        if is_fine and not properties_of(settings.loss).per_token:
+        if is_fine and not properties_of(settings.loss).ratio_per_token:
             giver = 'a value network' if settings.baseline == 'value' else name
             text = (
                 f'a ratio per rollout has one advantage, and {giver} gives several; take token_pg'
@@ -384,7 +384,7 @@ def updates(config: Config, recipe: type[Recipe]) -> Iterator[Problem]:
         if settings.minibatches > 1 and not properties.uses_ratio:
             text = f'{settings.loss} has no ratio, and later updates see rollouts of older weights; give 1'
             yield Problem(f'{role}.minibatches', text)
-        is_whole = not (properties.per_token or getattr(properties, 'rollout_values', True))
+        is_whole = not (properties.ratio_per_token or getattr(properties, 'rollout_values', True))
         if drops_thinking and is_whole:
             text = f'{settings.loss} is defined on whole rollouts; declare PolicyLoss.rollout_values, or take token_pg'
             yield Problem('rollout.drop_thinking', text)

@@ -42,15 +42,19 @@ class Batch:
     """Packed rows: several trajectories share a row of L tokens, separated by `segment`.
 
     Attributes (all [B, L]; label arrays refer to the token at that position, predicted by the previous one):
-      tokens: int32, 0 where empty.   positions: int32, restarting at 0 in every segment.
-      segment: int32, 1, 2, … per row; 0 where empty.   mask: bool, True on trained tokens (source POLICY),
-        not at the first position of a row, which nothing predicts: it is that of a prompt.
-      old_logp: float32, denominator of the importance ratio: the sampler's log-probs, or the trainer's
-        own before the first update of a batch.   sampler_logp: float32, the sampler's.   advantage: float32.
+      tokens: int32, 0 where empty.
+      positions: int32, restarting at 0 in every segment.
+      segment: int32, 1, 2, … per row; 0 where empty.
+      mask: bool, True on trained tokens (source POLICY), not at the first position of a row, which nothing predicts: it
+        is that of a prompt.
+      old_logp: float32, denominator of the importance ratio: the sampler's log-probs, or the trainer's own before the
+        first update of a batch.
+      sampler_logp: float32, the sampler's.
+      advantage: float32.
       weight: float32, weight of the token in the loss, global denominator included.
       teacher: the teacher's view of the rows, or None.
       rollout: int32, number within the optimiser step of a rollout with several contexts; −1: of others, and where
-        empty. Not copied to the devices (`means.with_rollout_means`).
+        empty. Hosts alone read it, for `means.with_rollout_means`.
       means: name → float32, the mean over the batch of the optimiser step at every token, where the loss declares any.
       experts: [B, L, choices], experts that compute the token (`Trajectory.experts`); None: those that the routers
         choose, as for references, teachers and value networks.
@@ -68,6 +72,10 @@ class Batch:
     rollout: Any = None
     means: dict[str, np.ndarray] | None = None
     experts: np.ndarray | None = None
+
+    def for_devices(self) -> Batch:
+        """Returns the batch without `rollout`, which is not copied to devices."""
+        return dataclasses.replace(self, rollout=None)
 
     @classmethod
     def blank(

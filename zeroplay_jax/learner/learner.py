@@ -327,8 +327,7 @@ class Learner(Trained):
         # All are dispatched before the first is read: a read waits for the device.
         scores = []
         for batch in batches:
-            on_devices = dataclasses.replace(batch, rollout=None)
-            rows = sharding.put_rows(on_devices, self._row_sharding)
+            rows = sharding.put_rows(batch.for_devices(), self._row_sharding)
             scores.append(score(weights, rows, self._base_params))
         return sharding.local_rows(scores)
 
@@ -351,7 +350,7 @@ class Learner(Trained):
         loss_config = role_update.config
         score_all = functools.partial(self._scores, role, batches)
         batches = with_rollout_means(loss_config.policy_loss, batches, score_all, loss_config.clips)
-        batches = [sharding.put_rows(batch, self._row_sharding) for batch in batches]
+        batches = [sharding.put_rows(batch.for_devices(), self._row_sharding) for batch in batches]
 
         # Without a KL term the values are not used, and any array of the shape will do. With it, the reference is
         # used first and released before parameters and gradients are on the devices: with `offload` they need not

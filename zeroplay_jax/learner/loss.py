@@ -113,15 +113,15 @@ def loss(
         predicted['teacher_states'] = teacher_states[:, :-1]
         teacher_matrices = head.frozen_matrices(model, teacher_params, states.dtype)
         teacher_weight = batch.teacher.weight
-    rows = (dataclasses.replace(batch, teacher=None, experts=None), ref_logp, teacher_weight)
-    total_loss, stats = head.per_token(
+    labels = (dataclasses.replace(batch, teacher=None, experts=None), ref_logp, teacher_weight)
+    total_loss, stats = head.reduced_scores(
         functools.partial(_scores, model, config),
         functools.partial(_terms, config),
         head.head_of(model, params, states.dtype),
         states,
         (teacher_matrices, distill_coef),
         predicted,
-        rows,
+        labels,
         wanted_tokens(model, batch),
         config.elementwise,
     )
@@ -191,18 +191,18 @@ def policy_terms(
     return per_token, stats
 
 
-def _terms(config, scores, rows, shared):
+def _terms(config, scores, labels, shared):
     """Returns (loss, statistics) of tokens: sums, which add up over chunks of tokens as over micro-batches.
 
     Args:
       config: static part of the loss.
       scores: (logp, entropy, divergences by name), [B, L]; no divergences without a teacher.
-      rows: (batch, ref_logp, weights of the distillation loss or None), [B, L].
+      labels: (batch, ref_logp, weights of the distillation loss or None), [B, L].
       shared: as of `_scores`.
     """
     logp, entropy, divergences = scores
     _, distill_coef = shared
-    batch, ref_logp, teacher_weight = rows
+    batch, ref_logp, teacher_weight = labels
     per_token, stats = policy_terms(config, batch, logp, entropy, ref_logp)
     # All policy terms share one weighted sum, hence one denominator. Distillation has its own: it averages over the
     # tokens that have a teacher.

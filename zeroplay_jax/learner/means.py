@@ -29,7 +29,7 @@ def with_means(
     score: Callable,
     weights: Params,
     base: Params | None = None,
-) -> list[Batch]:
+) -> Sequence[Batch]:
     """Returns the micro-batches of an optimiser step with the means that the loss declares; unchanged without any.
 
     Args:
@@ -42,7 +42,7 @@ def with_means(
       UserError: the function of the means returns something else.
     """
     if loss.batch_means is None:
-        return list(batches)
+        return batches
     micro_batches = [_sums(loss, score(weights, batch, base), batch) for batch in batches]
     totals = jax.tree.map(lambda *x: jnp.sum(jnp.stack(x)), *micro_batches)
     result = []
@@ -57,8 +57,8 @@ def with_rollout_means(
     batches: Sequence[Batch],
     scores: Callable[[], Sequence[Any]],
     clips: Mapping[str, float],
-) -> list[Batch]:
-    """Returns the micro-batches for the devices, with the means of rollouts that have several contexts.
+) -> Sequence[Batch]:
+    """Returns the micro-batches with the means of rollouts that have several contexts; unchanged where none are read.
 
     The contexts of a rollout lie in several rows, which may be in other micro-batches and processes.
 
@@ -71,9 +71,8 @@ def with_rollout_means(
     Raises:
       UserError: there is such a rollout, and the loss reads the ratio of whole rollouts without declaring it.
     """
-    for_devices = [dataclasses.replace(batch, rollout=None) for batch in batches]
-    if loss.per_token:
-        return for_devices
+    if loss.ratio_per_token:
+        return batches
     last = max((int(np.max(batch.rollout)) for batch in batches), default=-1)
     count = int(_over_processes(np.array(last), np.max)) + 1
     if count and loss.rollout_values is None:
@@ -82,7 +81,7 @@ def with_rollout_means(
             'PolicyLoss.rollout_values, or take token_pg'
         )
     if loss.rollout_values is None:
-        return for_devices
+        return batches
     sums = jnp.zeros((2, count + 1))
     if count:
         for batch, logp in zip(batches, scores(), strict=True):
@@ -98,9 +97,9 @@ def with_rollout_means(
     # Index −1 is that of rollouts with one context.
     means = means.at[-1].set(jnp.nan)
     result = []
-    for batch, for_device in zip(batches, for_devices):
+    for batch in batches:
         of_tokens = {'rollout': means[batch.rollout]}
-        result.append(dataclasses.replace(for_device, means=of_tokens))
+        result.append(dataclasses.replace(batch, means=of_tokens))
     return result
 
 
@@ -117,7 +116,7 @@ def with_blank_means(loss: PolicyLoss, batch: Batch) -> Batch:
     Raises:
       UserError: as of `with_means`.
     """
-    batch = dataclasses.replace(batch, rollout=None)
+    batch = batch.for_devices()
     names = ['rollout'] if loss.rollout_values else []
     if loss.batch_means:
         names += jax.eval_shape(functools.partial(_sums, loss), batch.old_logp, batch)

@@ -292,13 +292,13 @@ def step_loss(
     """
     config = LossConfig.of(role)
     policy_loss = config.policy_loss
+    score_one = functools.partial(_score, model, config.temperature)
 
     def score_all():
-        for_devices = [dataclasses.replace(batch, rollout=None) for batch in batches]
-        return [_score(model, config.temperature, params, batch) for batch in for_devices]
+        return [score_one(params, batch.for_devices()) for batch in batches]
 
     batches = with_rollout_means(policy_loss, batches, score_all, config.clips)
-    score_one = functools.partial(_score, model, config.temperature)
+    batches = [batch.for_devices() for batch in batches]
     total_loss, stats = jnp.float32(0), {}
     for batch in with_means(policy_loss, batches, score_one, params):
         # Without a KL term the values are not used; any array of the shape will do.

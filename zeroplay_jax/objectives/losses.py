@@ -95,9 +95,9 @@ class PolicyLoss(LossProperties):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.per_token and self.rollout_values:
+        if self.ratio_per_token and self.rollout_values:
             raise ValueError(
-                'a loss with a ratio per token reads no mean over a rollout; set per_token=False, or leave out '
+                'a loss with a ratio per token reads no mean over a rollout; set ratio_per_token=False, or leave out '
                 'rollout_values'
             )
 

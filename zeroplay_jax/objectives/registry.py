@@ -103,7 +103,7 @@ class LossProperties:
     Attributes:
       uses_ratio: whether the loss corrects for the difference between `logp` and `old_logp`. Without it a batch serves
         one update only (`config.<role>.minibatches` = 1).
-      per_token: whether the ratio is per token, not per sequence. A ratio per sequence needs whole rollouts.
+      ratio_per_token: whether the ratio is per token, not per sequence. A ratio per sequence needs whole rollouts.
       elementwise: whether losses and statistics are those of each token alone, added up. The function is then called
         with chunks of tokens instead of whole rows, and the gradient computed in the same pass: the update computes
         the logits once. Must be False for a loss that couples the tokens of a rollout, and for a statistic that is
@@ -111,11 +111,11 @@ class LossProperties:
     """
 
     uses_ratio: bool = True
-    per_token: bool = True
+    ratio_per_token: bool = True
     elementwise: bool = False
 
     def __post_init__(self):
-        if self.elementwise and not self.per_token:
+        if self.elementwise and not self.ratio_per_token:
             raise ValueError(
                 'a loss with a ratio per sequence is not elementwise; set one of the two to False'
             )
@@ -125,7 +125,7 @@ class LossProperties:
 BUILT_IN_LOSSES: Mapping[str, LossProperties] = {
     'reinforce': LossProperties(uses_ratio=False, elementwise=True),
     'token_pg': LossProperties(elementwise=True),
-    'sequence_pg': LossProperties(per_token=False),
-    'geometric_pg': LossProperties(per_token=False),
+    'sequence_pg': LossProperties(ratio_per_token=False),
+    'geometric_pg': LossProperties(ratio_per_token=False),
     'cispo': LossProperties(elementwise=True),
 }

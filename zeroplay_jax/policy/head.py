@@ -116,43 +116,46 @@ class _Loop:
     mesh: Mesh | None
 
 
-def per_token(
+def reduced_scores(
     score: Callable,
     reduce: Callable,
     head: Head,
     states: Float[Array, 'batch length hidden_size'],
     shared: Any,
     predicted: Any,
-    rows: Any,
+    labels: Any,
     wanted: Bool[AnyArray, 'batch length'] | None,
     elementwise: bool,
 ) -> tuple[Float[Array, ''], Any]:
-    """Returns (loss, statistics): `reduce` of what `score` says about every token of packed rows.
+    """Returns (loss, statistics): sums that `reduce` makes of what `score` says about the tokens of packed rows.
 
     Args:
       score: (matrices of the head, states, shared, predicted) → tree of arrays [tokens], for a chunk of tokens, as of
         `map_tokens`. The state of a token predicts the next one.
-      reduce: (scores, rows, shared) → (loss, statistics): of arrays [B, L], 0 at the first position of a row.
+      reduce: (scores, labels, shared) → (loss, statistics), scalars, from arrays [B, L], 0 at the first place of a row.
       head, states, shared, wanted: as of `map_tokens`; `wanted` are the predicted tokens.
       predicted: what `score` reads of the predicted tokens, [batch, length − 1, …].
-      rows: tree of arrays [batch, length].
+      labels: what `reduce` reads of the tokens: tree of arrays [batch, length].
       elementwise: whether `reduce` is a sum over the tokens: it then gets chunks, [1, tokens], in the pass of `score`.
     """
     states = states[:, :-1]
     wanted = None if wanted is None else wanted[:, 1:]
     if not elementwise:
         scores = map_tokens(score, head, states, shared, predicted, wanted)
-        # From the token that predicts to the predicted one.
-        scores = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (1, 0))), scores)
-        return reduce(scores, rows, shared)
+        return reduce(at_predicted(scores), labels, shared)
 
     def of_chunk(matrices, states, shared, tokens):
-        predicted, rows = tokens
+        predicted, labels = tokens
         scores = score(matrices, states, shared, predicted)
-        return reduce(*jax.tree.map(lambda x: x[None], (scores, rows)), shared)
+        return reduce(*jax.tree.map(lambda x: x[None], (scores, labels)), shared)
 
-    tokens = (predicted, jax.tree.map(lambda x: x[:, 1:], rows))
+    tokens = (predicted, jax.tree.map(lambda x: x[:, 1:], labels))
     return sum_tokens(of_chunk, head, states, shared, tokens, wanted)
+
+
+def at_predicted(scores: Any) -> Any:
+    """Moves arrays [B, L − 1] from the tokens that predict to the predicted ones: [B, L], 0 at the first of a row."""
+    return jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (1, 0))), scores)
 
 
 def map_tokens(

@@ -320,23 +320,21 @@ def score(
       t − 1. The first token of a segment has no prediction: its values are 0 at the start of a row and otherwise
       computed from the previous segment; the caller must mask them.
     """
-    hidden_states = hidden(config, params, tokens, positions, segment, record)
+    states = hidden(config, params, tokens, positions, segment, record)
 
     def score_chunk(matrices, chunk_states, _, chunk_tokens):
         chunk_logits = logits(config, matrices, chunk_states) / temperature
         return head.logp_and_entropy(chunk_logits, chunk_tokens, train_entropy=True)
 
-    return head.per_token(
+    scores = head.map_tokens(
         score_chunk,
-        lambda scores, *_: scores,
-        head.head_of(config, params, hidden_states.dtype),
-        hidden_states,
+        head.head_of(config, params, states.dtype),
+        states[:, :-1],
         (),
         tokens[:, 1:],
-        (),
-        wanted,
-        elementwise=False,
+        None if wanted is None else wanted[:, 1:],
     )
+    return head.at_predicted(scores)
 
 
 def forward_operations(model: ModelConfig, tokens: int, logits: int) -> float:

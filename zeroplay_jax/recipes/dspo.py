@@ -38,7 +38,7 @@ class Recipe(RecipeBase):
         # This is a warning and not an error: strictly on-policy DSPO is a valid baseline, in which the clip
         # settings have no effect.
         properties = BUILT_IN_LOSSES.get(config.solver.loss)
-        has_sequence_ratio = properties is not None and not properties.per_token
+        has_sequence_ratio = properties is not None and not properties.ratio_per_token
         if has_sequence_ratio and config.solver.minibatches == 1:
             logging.warning(
                 'config.solver.minibatches=1: with one update per batch the sequence ratio is 1 and '

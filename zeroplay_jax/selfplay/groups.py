@@ -63,7 +63,7 @@ def _advantages(rows: Sequence[Row], settings: Any) -> tuple[np.ndarray, Stats]:
         values, stats = advantages.evaluate(settings.advantage, reward_table(rows), settings)
     except advantages.AdvantageError as error:
         raise UserError(str(error)) from error
-    if values.ndim == 2 and not resolve_loss(settings.loss).per_token:
+    if values.ndim == 2 and not resolve_loss(settings.loss).ratio_per_token:
         raise UserError(
             f'advantage {settings.advantage!r}: gives one advantage per turn, and {settings.loss} has one ratio per '
             'rollout; take token_pg'
