@@ -127,8 +127,8 @@ class _ShownEnvironment(Environment):
     on_turn: _OnTurn
     on_result: Callable[[ToolCall], None]
 
-    def end_turn(self, text: str) -> TurnEnd:
-        end = super().end_turn(text)
+    def read_turn(self, text: str) -> TurnEnd:
+        end = super().read_turn(text)
         self.on_turn(text, end.call)
         return end
 

@@ -195,7 +195,7 @@ class Trajectory:
     """Token-exact record of one rollout.
 
     Attributes:
-      tokens: int32 [T], every token of the episode exactly as the model saw it.
+      tokens: int32 [T], every token of the current context exactly as the model saw it; others are in `earlier`.
       source: int8 [T], PROMPT, POLICY or ENV.
       logp: float32 [T], behaviour log-prob under the temperature-scaled softmax (temperature 0: at
         temperature 1); 0 where source is not POLICY.

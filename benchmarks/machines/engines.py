@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks.machines.costs import CallCosts, Settings
 from zeroplay_jax.rollout.environment import Limits
 from zeroplay_jax.rollout.requests import Prefix, Request, Rollout
-from zeroplay_jax.rollout.sampler import MOST_ENDS, CloneRow, DecodeChunk, PutRow
+from zeroplay_jax.rollout.sampler import MOST_ENDS, DecodeChunk, SlotClone, SlotPut
 from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.rollout.weights import WeightStore
 from zeroplay_jax.types import ENV, POLICY
@@ -123,7 +123,7 @@ class PlayedRollout(Rollout):
         self._later_turns = collections.deque(episode.turns)
         self._end_token = episode.end_token
 
-    def begin_turn(self) -> None:
+    def expect_turn(self) -> None:
         """Starts the next turn of the episode."""
         self.turn_start = len(self.tokens)
         written, self.observed = self._later_turns.popleft()
@@ -170,31 +170,31 @@ class Device:
         self._limit = np.zeros(config.slots, int)
         self.busy = 0.0
 
-    def put(self, rows: Sequence[PutRow]) -> None:
+    def put(self, puts: Sequence[SlotPut]) -> None:
         """Starts turns: the token before `start` is prefilled again, the last one is decoded."""
-        for row in rows:
-            self._start(row, row.start + len(row.tokens), max(row.start - 1, 0))
+        for put in puts:
+            self._start(put, put.start + len(put.tokens), max(put.start - 1, 0))
 
-    def clone(self, rows: Sequence[CloneRow]) -> None:
+    def clone(self, clones: Sequence[SlotClone]) -> None:
         """Starts turns after prefilled prompts."""
-        for row in rows:
-            self._start(row, row.length, row.length - 1)
+        for clone in clones:
+            self._start(clone, clone.length, clone.length - 1)
 
-    def _start(self, row: PutRow | CloneRow, length: int, cached: int) -> None:
-        rollout = self.rollouts[row.slot]
+    def _start(self, entry: SlotPut | SlotClone, length: int, cached: int) -> None:
+        rollout = self.rollouts[entry.slot]
         assert isinstance(rollout, PlayedRollout)
-        self._length[row.slot] = length
-        self._cached[row.slot] = cached
-        self._limit[row.slot] = rollout.device_limit(row.limit)
+        self._length[entry.slot] = length
+        self._cached[entry.slot] = cached
+        self._limit[entry.slot] = rollout.device_limit(entry.limit)
 
     def rewind(self, slots: Sequence[int], lengths: Sequence[int]) -> None:
-        """Cuts rows and stops their decoding."""
+        """Cuts slots and stops their decoding."""
         for slot, length in zip(slots, lengths):
             self._length[slot] = self._limit[slot] = length
             self._cached[slot] = min(self._cached[slot], length - 1)
 
     def extend(self, params: Any, slots: Sequence[int], adapter: None) -> None:
-        """A prefill call computes all its rows."""
+        """A prefill call computes all its entries."""
         self.busy += self.costs.extend()
 
     def decode(self, params: Any, rows: np.ndarray, adapter: None) -> DecodeChunk:
@@ -314,7 +314,7 @@ class Engine:
             self._finish(rollout)
             return
         rollout.add(rollout.observed, ENV)
-        rollout.begin_turn()
+        rollout.expect_turn()
         self.pool.waiting_for_pages.append(rollout)
 
     def _read(self, chunk: DecodeChunk) -> list[PlayedRollout]:
@@ -336,7 +336,7 @@ class Engine:
             has_ended = length == rollout.end
             if has_ended and not rollout.is_last_turn:
                 self.device.rewind([slot], [length])
-                self.pool.placement.end_turn(rollout)
+                self.pool.placement.release_turn(rollout)
                 callers.append(rollout)
             # The limit ends a turn that the stop string did not.
             elif has_ended or length >= rollout.turn_limit(self.pool.context):

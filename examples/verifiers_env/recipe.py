@@ -161,7 +161,7 @@ class Model:
         turn = self.rollout.turns[-1]
         if not ends_with_call(turn, env):
             return self.rollout, text
-        call = dataclasses.replace(env.end_turn(turn.text).call, text=text)
+        call = dataclasses.replace(env.read_turn(turn.text).call, text=text)
         turns = (*self.rollout.turns[:-1], dataclasses.replace(turn, call=call))
         return dataclasses.replace(self.rollout, turns=turns), ''
 

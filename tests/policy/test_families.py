@@ -11,7 +11,7 @@ import transformers
 from small_policies import config_of, fill_and_decode, logits, sampler_of, torch_logits
 
 from zeroplay_jax.policy import families, hf, transformer
-from zeroplay_jax.rollout.sampler import PutRow
+from zeroplay_jax.rollout.sampler import SlotPut
 
 TOLERANCE = 2e-4
 # A gated delta net normalises what it reads, however small.
@@ -166,14 +166,14 @@ def test_the_sampler_decodes_what_generate_does_with_the_scores_of_a_full_forwar
     draw = lambda count: rng.integers(0, config.vocab_size, count).astype(np.int32)
     prompt, other, observation = draw(20), draw(25), draw(27)
     key = np.array([1, 2], np.uint32)
-    sampler.put([PutRow(0, prompt, 0, 84, 0.0, key), PutRow(1, other, 0, 45, 1.0, key)])
+    sampler.put([SlotPut(0, prompt, 0, 84, 0.0, key), SlotPut(1, other, 0, 45, 1.0, key)])
     (greedy, first), (greedy_logp, first_logp) = fill_and_decode(
         sampler, params, np.array([84, 45])
     )
     # A state is that with which the turn began.
     start = 25 if config.delta else 45
     known = np.array([*other, *first, *observation], np.int32)
-    sampler.put([PutRow(1, known[start:], start, 92, 1.0, key)])
+    sampler.put([SlotPut(1, known[start:], start, 92, 1.0, key)])
     (_, second), (_, second_logp) = fill_and_decode(sampler, params, np.array([84, 92]))
 
     with torch.no_grad():

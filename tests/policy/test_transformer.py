@@ -12,7 +12,7 @@ import tiny
 from small_policies import fill_and_decode, logits, sampler_of
 
 from zeroplay_jax.policy import rope, sharding, transformer
-from zeroplay_jax.rollout.sampler import PutRow
+from zeroplay_jax.rollout.sampler import SlotPut
 
 # Every switch on at once; no published family has them all.
 CONFIG = transformer.ModelConfig(
@@ -194,7 +194,7 @@ def test_bfloat16_sampler_and_trainer_agree_within_the_stated_tolerance(params):
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, config.vocab_size, (slots, prompt)).astype(np.int32)
     keys = np.array([[slot, 7] for slot in range(slots)], np.uint32)
-    sampler.put([PutRow(slot, tokens[slot], 0, length, 1.0, keys[slot]) for slot in range(slots)])
+    sampler.put([SlotPut(slot, tokens[slot], 0, length, 1.0, keys[slot]) for slot in range(slots)])
     _, logp = fill_and_decode(sampler, params, np.full(slots, length))
     rows = np.asarray(sampler.state.tokens)[:, :length]
     positions = np.broadcast_to(np.arange(length), rows.shape)

@@ -39,7 +39,7 @@ class CountedRole:
     def retained_tokens(self, ids):
         return ids
 
-    def end_turn(self, text):
+    def read_turn(self, text):
         assert text.endswith('!')
         return TurnEnd(self.call())
 

@@ -37,7 +37,7 @@ def olmo(call):
 def reply_to(codec, syntax, turn, error=None):
     """(error, text) of a wrong turn, or of a call whose tool gave this error; the observation has this text."""
     env = Environment(codec, syntax_of(syntax), Limits(4, 64, 400), TOOLS)
-    call = env.end_turn(turn).call
+    call = env.read_turn(turn).call
     if error:
         call = env.with_result(call, ToolResult(error=error))
     assert env.observation(call).tolist() == wrapped(codec, syntax, call.text)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from zeroplay_jax.rollout.pages import PageAllocator, RowPages
+from zeroplay_jax.rollout.pages import OwnedPages, PageAllocator
 
 PAGES, PAGE, CONTEXT = 60, 16, 300
 
@@ -25,7 +25,7 @@ class Model:
     def start(self):
         prompt = int(self.rng.integers(1, 120))
         limit = int(self.rng.integers(prompt + 1, CONTEXT))
-        row = RowPages()
+        row = OwnedPages()
         if not self.pages.reserve(row, limit):
             self.seen['refused'] += 1
             return
@@ -114,7 +114,7 @@ def test_random_operations_keep_the_counts():
 
 def test_a_page_without_a_reservation_is_a_fault():
     pages = PageAllocator(4, 8)
-    row = RowPages()
+    row = OwnedPages()
     with pytest.raises(RuntimeError, match='without a reservation'):
         pages.grow(row, 9)
     assert not pages.reserve(row, 33) and pages.reserve(row, 32)
@@ -123,7 +123,7 @@ def test_a_page_without_a_reservation_is_a_fault():
 
 def test_shared_pages_are_not_cut():
     pages = PageAllocator(8, 4)
-    row = RowPages()
+    row = OwnedPages()
     assert pages.reserve(row, 12)
     pages.grow(row, 11)
     sibling = pages.fork(pages.hold(row, 11), 11, 14)
@@ -134,7 +134,7 @@ def test_shared_pages_are_not_cut():
 
 def test_shared_pages_are_free_when_all_their_rows_are_released():
     allocator = PageAllocator(count=8, page=4)
-    first = RowPages()
+    first = OwnedPages()
     assert allocator.reserve(first, 12)
     allocator.grow(first, 9)
     held = allocator.hold(first, 9)
@@ -143,7 +143,7 @@ def test_shared_pages_are_free_when_all_their_rows_are_released():
     # Two shared pages and an end page each.
     assert allocator.freed_by([first]) == allocator.freed_by([second]) == 1
     assert allocator.freed_by([first, second]) == 4
-    waiting = RowPages()
+    waiting = OwnedPages()
     assert allocator.missing(waiting, 4 * 8) == 4 and not allocator.reserve(waiting, 4 * 8)
     allocator.release(first)
     allocator.release(second)

@@ -29,7 +29,7 @@ from request_cases import (
 
 from zeroplay_jax.policy import sharding
 from zeroplay_jax.rollout.requests import Rollout
-from zeroplay_jax.rollout.sampler import PutRow, Sampler, programs
+from zeroplay_jax.rollout.sampler import Sampler, SlotPut, programs
 from zeroplay_jax.rollout.scheduler import PromptTooLong, Scheduler
 from zeroplay_jax.rollout.slot_state import NO_TOKEN
 from zeroplay_jax.runtime import signals
@@ -191,7 +191,7 @@ def prefilled(policy, prompt, calls):
 
 
 def put(policy, sampler, tokens, start, calls=([2],) * 3):
-    sampler.put([PutRow(2, tokens, start, limit=60, temperature=1.0, key=KEY)])
+    sampler.put([SlotPut(2, tokens, start, limit=60, temperature=1.0, key=KEY)])
     for slots in calls:
         sampler.extend(policy[2], slots)
 

@@ -16,7 +16,7 @@ from refused_calls import check_table
 from zeroplay_jax.configs import common
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.policy import hf, sharding
-from zeroplay_jax.rollout.sampler import PutRow, Sampler, SamplerConfig
+from zeroplay_jax.rollout.sampler import Sampler, SamplerConfig, SlotPut
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.rollout.weights import WeightStore
@@ -310,7 +310,7 @@ def test_slots_and_other_weights_leave_the_devices_during_an_update(policy, monk
     sampler = Sampler(model, pools['solver'].sampler.config, sharding.make_mesh())
     pools['other'] = SlotPool(sampler, 0)
     engine.scheduler.weights.publish('other', params, 0)
-    prompt = [PutRow(0, np.arange(3, dtype=np.int32), 0, 8, 0.0, np.zeros(2, np.uint32))]
+    prompt = [SlotPut(0, np.arange(3, dtype=np.int32), 0, 8, 0.0, np.zeros(2, np.uint32))]
     sampler.put(prompt)
     sampler.rewind([0], [1])
     seen, update = [], engine.learners['solver'].update

@@ -37,7 +37,7 @@ class Solver:
             syntax=syntax,
             tools=tools,
             call_stops=syntax.stop_strings(tools),
-            end_turn=lambda text: TurnEnd(syntax.parse(text, tools)),
+            read_turn=lambda text: TurnEnd(syntax.parse(text, tools)),
         )
         self.roles = {'solver': types.SimpleNamespace(env=env)}
 

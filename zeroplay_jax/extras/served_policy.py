@@ -164,7 +164,7 @@ class ServedModel:
         text = text[: min(ends, default=len(text))]
         call, finish = None, 'eos' if is_whole else 'turn_tokens'
         if ends:
-            call, finish = env.end_turn(text).outcome(is_last)
+            call, finish = env.read_turn(text).outcome(is_last)
         turn = Turn(text, call, bool(ends) or is_whole, temperature=request.temperature)
         return message, turn, finish
 

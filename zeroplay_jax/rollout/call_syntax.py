@@ -129,7 +129,7 @@ class CallSyntax(abc.ABC):
         Returns:
           A call with either `arguments`, or `error` and the observation text that explains it.
         """
-        # An invalid call is an observation, not the end of the episode (as in Search-R1), so that
+        # An invalid call is an observation, not the end of the rollout (as in Search-R1), so that
         # the policy can learn to correct itself.
         name, raw_arguments, error = self.read_call(text, tools)
         if error is not None:

@@ -101,7 +101,7 @@ def open_call(rollout: Trajectory, env: Environment) -> tuple[ToolCall | None, b
         return turn.call, True
     if not turn.closed or not turn.text.endswith(env.call_stops):
         return None, False
-    call = env.end_turn(turn.text).call
+    call = env.read_turn(turn.text).call
     return call, call is not None and call.error is not None
 
 

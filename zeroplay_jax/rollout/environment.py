@@ -32,7 +32,7 @@ _THOUGHT_END = b'</think>'
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Bounds of an episode.
+    """Bounds of a rollout.
 
     Attributes:
       max_turns: assistant turns; the last one cannot call a tool.
@@ -49,11 +49,11 @@ class Limits:
 
 @dataclasses.dataclass(frozen=True)
 class TurnEnd:
-    """How the episode continues after a turn that a stop string ended.
+    """How the rollout continues after a turn that a stop string ended.
 
     Attributes:
       call: the tool call, valid or refused; None for a final turn.
-      done: whether the episode is over.
+      done: whether the rollout is over.
       malformed: whether the final tag is inside a call that was never closed, so that its answer does not count.
     """
 
@@ -86,9 +86,9 @@ class Environment:
     Attributes:
       codec: tokenizer of the policy.
       syntax: how calls are written.
-      limits: bounds of an episode.
+      limits: bounds of a rollout.
       tools: by name; empty for a role without tools.
-      terminal_tags: closing any of these tags terminates the episode.
+      terminal_tags: closing any of these tags ends the rollout.
       call_openings: opening tags of the calls of all tools of the run. Used for a role without tools only: an answer
         inside such a call does not count.
       drop_thinking: whether a turn's thoughts are removed from the context when the turn is over, as in Qwen3's
@@ -164,8 +164,8 @@ class Environment:
         spans = [piece if index % 2 else Untrusted(piece) for index, piece in enumerate(pieces)]
         return self.codec.encode_spans(spans)
 
-    def end_turn(self, text: str) -> TurnEnd:
-        """Returns how the episode continues after a turn, given its text cut after a stop string."""
+    def read_turn(self, text: str) -> TurnEnd:
+        """Returns how the rollout continues after a turn, given its text cut after a stop string."""
         if text.endswith(self.call_stops):
             return TurnEnd(self.syntax.parse(text, self.tools))
         # A final tag behind an opening tag that is not closed is part of the text of a call. Scoring such

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 
 
 @dataclasses.dataclass
-class RowPages:
+class OwnedPages:
     """The pages of one rollout, or of a prompt that is kept for siblings.
 
     Attributes:
       pages: page numbers, in the order of the tokens.
-      floor: tokens in shared pages; the row is never cut below it.
-      reserved: pages that the row may still take, see `PageAllocator.reserve`.
+      floor: tokens in shared pages; the owner is never cut below it.
+      reserved: pages that the owner may still take, see `PageAllocator.reserve`.
     """
 
     pages: list[int] = dataclasses.field(default_factory=list)
@@ -36,8 +36,8 @@ class PageAllocator:
 
     Attributes:
       free: a heap of the pages without references; the lowest number is taken first.
-      references: rows that use each page.
-      promised: free pages that are reserved for rows.
+      references: number of owners of each page.
+      promised: free pages that are reserved for owners.
     """
 
     def __init__(self, count: int, page: int):
@@ -49,7 +49,7 @@ class PageAllocator:
 
     @property
     def available(self) -> int:
-        """Free pages that no row has reserved."""
+        """Free pages that no owner has reserved."""
         return len(self.free) - self.promised
 
     def pages_for(self, length: int) -> int:
@@ -64,72 +64,72 @@ class PageAllocator:
         """
         return (prompt - 1) // self.page
 
-    def reserve(self, row: RowPages, length: int) -> bool:
-        """Reserves the pages with which the row can grow to `length` tokens; returns False if too few are free.
+    def reserve(self, owner: OwnedPages, length: int) -> bool:
+        """Reserves the pages with which the owner can grow to `length` tokens; returns False if too few are free.
 
-        A row that has reserved never waits for another row. That rules out deadlocks between rows that decode.
+        A rollout that has reserved never waits for another one. That rules out deadlocks between those that decode.
         """
-        if self.missing(row, length) > 0:
+        if self.missing(owner, length) > 0:
             return False
-        needed = self._needed(row, length)
-        self.promised += needed - row.reserved
-        row.reserved = needed
+        needed = self._needed(owner, length)
+        self.promised += needed - owner.reserved
+        owner.reserved = needed
         return True
 
-    def missing(self, row: RowPages, length: int) -> int:
+    def missing(self, owner: OwnedPages, length: int) -> int:
         """Returns how many pages more must be free before `reserve` succeeds; not positive if it does."""
-        return self._needed(row, length) - row.reserved - self.available
+        return self._needed(owner, length) - owner.reserved - self.available
 
-    def _needed(self, row: RowPages, length: int) -> int:
-        return max(self.pages_for(length) - len(row.pages), 0)
+    def _needed(self, owner: OwnedPages, length: int) -> int:
+        return max(self.pages_for(length) - len(owner.pages), 0)
 
-    def freed_by(self, rows: Sequence[RowPages]) -> int:
-        """Returns how many pages the release of these rows would make available."""
-        released = collections.Counter(page for row in rows for page in row.pages)
+    def freed_by(self, owners: Sequence[OwnedPages]) -> int:
+        """Returns how many pages the release of these owners would make available."""
+        released = collections.Counter(page for owner in owners for page in owner.pages)
         unreferenced = sum(count == self.references[page] for page, count in released.items())
-        return unreferenced + sum(row.reserved for row in rows)
+        return unreferenced + sum(owner.reserved for owner in owners)
 
-    def grow(self, row: RowPages, length: int) -> None:
-        """Adds pages to a row until it holds `length` tokens; they must be reserved."""
-        while len(row.pages) < self.pages_for(length):
-            if not row.reserved:
-                raise RuntimeError(f'a row takes a page for {length} tokens without a reservation')
+    def grow(self, owner: OwnedPages, length: int) -> None:
+        """Adds pages to an owner until it holds `length` tokens; they must be reserved."""
+        while len(owner.pages) < self.pages_for(length):
+            if not owner.reserved:
+                raise RuntimeError(f'a page is taken for {length} tokens without a reservation')
             page = heapq.heappop(self.free)
             self.references[page] = 1
-            row.pages.append(page)
-            row.reserved -= 1
+            owner.pages.append(page)
+            owner.reserved -= 1
             self.promised -= 1
 
-    def cut(self, row: RowPages, length: int) -> None:
-        """Removes the pages beyond `length` tokens from a row, and what it has reserved."""
-        if length < row.floor:
+    def cut(self, owner: OwnedPages, length: int) -> None:
+        """Removes the pages beyond `length` tokens from an owner, and what it has reserved."""
+        if length < owner.floor:
             raise RuntimeError(
-                f'a row is cut to {length} tokens, of which {row.floor} are in shared pages'
+                f'pages are cut to {length} tokens, of which {owner.floor} are in shared pages'
             )
         remaining = self.pages_for(length)
-        for page in row.pages[remaining:]:
+        for page in owner.pages[remaining:]:
             self._drop_reference(page)
-        del row.pages[remaining:]
-        self.promised -= row.reserved
-        row.reserved = 0
+        del owner.pages[remaining:]
+        self.promised -= owner.reserved
+        owner.reserved = 0
 
-    def release(self, row: RowPages) -> None:
-        """Removes all pages from a row, and what it has reserved."""
-        row.floor = 0
-        self.cut(row, 0)
+    def release(self, owner: OwnedPages) -> None:
+        """Removes all pages from an owner, and what it has reserved."""
+        owner.floor = 0
+        self.cut(owner, 0)
 
-    def hold(self, row: RowPages, prompt: int) -> RowPages:
-        """Returns another reference to the pages of a row's prompt, which keeps them when the row ends."""
-        pages = row.pages[: self.pages_for(prompt)]
+    def hold(self, owner: OwnedPages, prompt: int) -> OwnedPages:
+        """Returns another owner of the pages of a prompt, which keeps them when the rollout ends."""
+        pages = owner.pages[: self.pages_for(prompt)]
         for page in pages:
             self.references[page] += 1
-        row.floor = self.shared_pages(prompt) * self.page
-        return RowPages(pages, floor=row.floor)
+        owner.floor = self.shared_pages(prompt) * self.page
+        return OwnedPages(pages, floor=owner.floor)
 
-    def fork(self, held: RowPages, prompt: int, limit: int) -> RowPages | None:
+    def fork(self, held: OwnedPages, prompt: int, limit: int) -> OwnedPages | None:
         """Returns the pages of a sibling that can grow to `limit` tokens, or None if too few are free.
 
-        Its last prompt page is a page of its own, to which the device copies the held one. If no row uses the held
+        Its last prompt page is a page of its own, to which the device copies the held one. If no rollout uses the held
         one any more, the sibling takes that page itself.
 
         Args:
@@ -142,7 +142,7 @@ class PageAllocator:
         pages = held.pages[:shared]
         if self.references[tail] == 1:
             pages = [*pages, tail]
-        sibling = RowPages(pages, floor=shared * self.page)
+        sibling = OwnedPages(pages, floor=shared * self.page)
         if not self.reserve(sibling, limit):
             return None
         for page in pages:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from jaxtyping import Bool, Int
 
-from zeroplay_jax.rollout.pages import PageAllocator, RowPages
+from zeroplay_jax.rollout.pages import OwnedPages, PageAllocator
 from zeroplay_jax.rollout.requests import Prefix, Rollout
 from zeroplay_jax.settings.rollouts import SamplerConfig
 
@@ -40,7 +40,7 @@ class Shard:
         """Whether no rollout is in a slot."""
         return len(self.free_slots) == len(self.slots)
 
-    def take_slot(self, pages: RowPages) -> int:
+    def take_slot(self, pages: OwnedPages) -> int:
         """Returns a free slot for a rollout with these pages, and removes it from the free ones."""
         if self._has_page_table:
             slot = min(self.free_slots)
@@ -52,7 +52,7 @@ class Shard:
 
 
 class Placement:
-    """Slots and pages of one set of weights.
+    """Slots and pages of one sampler: of one set of weights, or of adapters over one base.
 
     Args:
       config: shape of the slots of all shards.
@@ -131,8 +131,8 @@ class Placement:
         shard = self.shards[prefix.shard]
         prefix_tokens = len(prefix.tokens)
 
-        def take_pages() -> RowPages | None:
-            pages = RowPages()
+        def take_pages() -> OwnedPages | None:
+            pages = OwnedPages()
             if not shard.allocator.reserve(pages, prefix.first_limit(self.config.context)):
                 return None
             shard.allocator.grow(pages, prefix_tokens)
@@ -151,13 +151,13 @@ class Placement:
         shared_pages = prefix.pages
         assert shared_pages is not None and prefix.is_cached
 
-        def take_pages() -> RowPages | None:
+        def take_pages() -> OwnedPages | None:
             limit = prefix.first_limit(self.config.context)
             return shard.allocator.fork(shared_pages, len(prefix.tokens), limit)
 
         return self._enter(prefix, take_pages)
 
-    def _enter(self, prefix: Prefix, take_pages: Callable[[], RowPages | None]) -> Rollout | None:
+    def _enter(self, prefix: Prefix, take_pages: Callable[[], OwnedPages | None]) -> Rollout | None:
         """Returns the prefix's next rollout with a slot and the pages that `take_pages` returns."""
         shard = self.shards[prefix.shard]
         if not shard.free_slots:
@@ -189,22 +189,22 @@ class Placement:
         return prefix.pages.pages[-1]
 
     def take_chunks(
-        self, rows_per_shard: int, playing: Bool[np.ndarray, ' slots'] | None
+        self, entries_per_shard: int, included: Bool[np.ndarray, ' slots'] | None
     ) -> list[int]:
         """Returns the slots of the next prefill call, an entry per chunk, and takes the chunks from `chunks_left`.
 
         Args:
-          rows_per_shard: most entries of a data shard.
-          playing: slots that can be in this call; None: all.
+          entries_per_shard: most entries of a data shard.
+          included: slots that can be in this call; None: all.
         """
         slots = []
-        rows_of_shard = [0] * len(self.shards)
+        entries_of_shard = [0] * len(self.shards)
         for rollout in self.active():
-            if playing is not None and not playing[rollout.slot]:
+            if included is not None and not included[rollout.slot]:
                 continue
             shard = rollout.prefix.shard
-            chunks = min(rollout.chunks_left, rows_per_shard - rows_of_shard[shard])
-            rows_of_shard[shard] += chunks
+            chunks = min(rollout.chunks_left, entries_per_shard - entries_of_shard[shard])
+            entries_of_shard[shard] += chunks
             rollout.chunks_left -= chunks
             slots += [rollout.slot] * chunks
         return slots
@@ -287,7 +287,7 @@ class Placement:
             if len(rollout.pages.pages) > pages_before:
                 self._write_table(rollout)
 
-    def end_turn(self, rollout: Rollout) -> None:
+    def release_turn(self, rollout: Rollout) -> None:
         """Returns the pages that a rollout's turn did not need."""
         self._stop_turn(rollout)
         self._shard_of(rollout).allocator.cut(rollout.pages, len(rollout.tokens))

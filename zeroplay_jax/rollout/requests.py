@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Int
 
 from zeroplay_jax.rollout.environment import Environment
-from zeroplay_jax.rollout.pages import RowPages
+from zeroplay_jax.rollout.pages import OwnedPages
 from zeroplay_jax.rollout.tokens import StopMatcher
 from zeroplay_jax.types import POLICY, PROMPT, ToolCall, Trajectory, Turn
 
@@ -33,7 +33,7 @@ class Request:
       env: tools and limits.
       samples: number of rollouts.
       temperature: 0 is greedy decoding.
-      version: version of the weights that plays all samples; NEWEST: the newest when the request is made.
+      version: version of the weights that all samples are drawn from; NEWEST: the newest when the request is made.
       owner: the episodes that made the request, as given to `Scheduler.start`; None for others.
       before: the rollout so far that every sample goes on from (rollout/continuing.py); None: there is none. Limits
         count what is sampled from here on.
@@ -79,7 +79,7 @@ class Prefix:
         self.tokens = request.prompt
         self.waiting: collections.deque[Rollout] = collections.deque()
         self.shard = 0
-        self.pages: RowPages | None = None
+        self.pages: OwnedPages | None = None
         self.holder_slot = 0
         self.is_cached = False
 
@@ -131,11 +131,11 @@ class Rollout:
             # A tool changes a copy of its state, so that samples can begin with the same one.
             self.tool_states = list(map(dict, before.tool_states))
         self.old_turns = len(self.turns)
-        # Chunks of the row that are not prefilled yet; not read over pages. The host counts them, because reading the
+        # Chunks of the slot that are not prefilled yet; not read over pages. The host counts them, because reading the
         # device's state would wait for the device.
         self.chunks_left = 0
 
-    def enter(self, slot: int, pages: RowPages) -> None:
+    def enter(self, slot: int, pages: OwnedPages) -> None:
         """Begins the first turn, after the prefix, in a slot."""
         self.slot = slot
         self.pages = pages
@@ -147,14 +147,14 @@ class Rollout:
         if before is not None:
             self.source = before.source.tolist()
             self.logp = before.logp.tolist()
-        self.begin_turn()
+        self.expect_turn()
 
-    def begin_turn(self) -> None:
-        """Starts a turn at the next token: resets the stop matcher and `turn_start`."""
+    def expect_turn(self) -> None:
+        """Lets a turn begin at the next token: resets the stop matcher and `turn_start`."""
         self.matcher = StopMatcher(self.env.codec.token_bytes, self.env.stops)
         self.turn_start = len(self.tokens)
 
-    def end_turn(self, text: str, call: ToolCall | None = None, closed: bool = True) -> None:
+    def record_turn(self, text: str, call: ToolCall | None = None, closed: bool = True) -> None:
         """Records the turn in progress, whose last token has arrived; arguments as of `Turn`."""
         turn = Turn(
             text,

@@ -37,16 +37,16 @@ from zeroplay_jax.settings.rollouts import SamplerConfig
 
 # The device programs of rollouts: slots with their own position, limit and random stream.
 #
-#   put     host tokens → the end of a row (a prompt, or an observation after a rewind)
+#   put     host tokens → the end of a slot (a prompt, or an observation after a rewind)
 #   extend  keys and values of a few chunks of `chunk` tokens; not over pages
-#   decode  up to `burst` new tokens of every decoding row; over pages also keys and values of prompts and observations
-#   rewind  a row back to a length; nothing is erased, attention masks by position
-#   clone   a prefilled prompt → other rows (samples of a request share one prefill, unless its pages were needed)
+#   decode  up to `burst` new tokens of every decoding slot; over pages also keys and values of prompts and observations
+#   rewind  a slot back to a length; nothing is erased, attention masks by position
+#   clone   a prefilled prompt → other slots (samples of a request share one prefill, unless its pages were needed)
 #
 # Every program has static shapes and compiles once. Weights are an argument, so one compiled program
-# serves every set of weights. The result of a row depends on that row alone: its tokens, its key and
-# its position. Shapes never depend on the clock, hence neither do the samples; `decode_buckets` are an exception, whose
-# smaller steps round differently.
+# serves every set of weights. The result of a slot depends on that slot alone: its tokens, its key
+# and its position. Shapes never depend on the clock, hence neither do the samples; `decode_buckets` are an exception,
+# whose smaller steps round differently.
 #
 # `extend` and `decode` here are those of pages as long as a slot; rollout/token_steps.py has `decode` of shorter pages.
 # With several data shards every shard runs the programs on its own slots and pages.
@@ -58,30 +58,30 @@ MOST_ENDS = 8
 PageTable: TypeAlias = Int[Array, 'slots pages_per_slot'] | None
 
 
-def _write_rows(field: Array, slots: Int[Array, ' rows'], values: Array | int) -> Array:
-    """Writes values into the rows `slots`; a row number beyond the last slot marks an idle entry."""
-    # Calls with fewer rows than the program has are padded with idle entries, so that shapes stay static.
+def _write(field: Array, slots: Int[Array, ' entries'], values: Array | int) -> Array:
+    """Writes values into the entries `slots` of a field; a number beyond the last slot marks an idle entry."""
+    # Calls with fewer entries than the program has are padded with idle entries, so that shapes stay static.
     return field.at[slots].set(values, mode='drop')
 
 
-def _lower_rows(field: Array, slots: Int[Array, ' rows'], values: Array) -> Array:
-    """Lowers a field to `values` in the rows `slots` where it is higher; idle entries as in `_write_rows`."""
+def _lower(field: Array, slots: Int[Array, ' entries'], values: Array) -> Array:
+    """Lowers a field to `values` in the entries `slots` where it is higher; idle entries as in `_write`."""
     return field.at[slots].min(values, mode='drop')
 
 
 def _put(
     config: SamplerConfig,
     state: SlotState,
-    slots: Int[Array, ' rows'],
-    tokens: Int[Array, 'rows tokens'],
-    count: Int[Array, ' rows'],
-    start: Int[Array, ' rows'],
-    limit: Int[Array, ' rows'],
-    temperature: Float[Array, ' rows'],
-    key: UInt32[Array, 'rows 2'],
+    slots: Int[Array, ' entries'],
+    tokens: Int[Array, 'entries tokens'],
+    count: Int[Array, ' entries'],
+    start: Int[Array, ' entries'],
+    limit: Int[Array, ' entries'],
+    temperature: Float[Array, ' entries'],
+    key: UInt32[Array, 'entries 2'],
     table: PageTable = None,
 ) -> SlotState:
-    """Writes tokens[q, :count[q]] at position start[q] of slots[q]; a number beyond the last slot marks an idle row."""
+    """Writes tokens[q, :count[q]] at position start[q] of slots[q]; a number beyond the last slot: an idle entry."""
     _, width = tokens.shape
     offset = jnp.arange(width)[None]
     # Entries beyond `count` get a position out of range, which mode='drop' ignores.
@@ -98,13 +98,13 @@ def _put(
     return dataclasses.replace(
         state,
         tokens=written_tokens,
-        length=_write_rows(state.length, slots, length),
+        length=_write(state.length, slots, length),
         # `cached` is never raised here, because an earlier piece of the same tokens may not be prefilled yet.
-        cached=_lower_rows(state.cached, slots, cached),
-        limit=_write_rows(state.limit, slots, limit),
-        status=_write_rows(state.status, slots, status),
-        temperature=_write_rows(state.temperature, slots, temperature),
-        key=_write_rows(state.key, slots, key),
+        cached=_lower(state.cached, slots, cached),
+        limit=_write(state.limit, slots, limit),
+        status=_write(state.status, slots, status),
+        temperature=_write(state.temperature, slots, temperature),
+        key=_write(state.key, slots, key),
     )
 
 
@@ -113,7 +113,7 @@ def _extend(
     config: SamplerConfig,
     params: Params,
     state: SlotState,
-    slots: Int[Array, ' rows'],
+    slots: Int[Array, ' entries'],
     adapter: Int[Array, ' slots'] | None = None,
 ) -> SlotState:
     """Prefills one chunk per entry of `slots`; a number beyond the last slot marks an idle entry.
@@ -126,7 +126,7 @@ def _extend(
     start = state.cached.at[slots].get(mode='clip')
     start = start + config.chunk * jnp.sum(is_earlier, -1, dtype=jnp.int32)
     position = start[:, None] + jnp.arange(config.chunk)[None]
-    # Idle rows read some slot's tokens; `hidden_chunk` drops their keys and values.
+    # Idle entries read some slot's tokens; `hidden_chunk` drops their keys and values.
     readable_slots = jnp.minimum(slots, config.slots - 1)
     tokens = state.tokens[readable_slots[:, None], position]
     # A chunk that runs past the last token writes garbage there. It is at or beyond `cached`, so
@@ -153,15 +153,15 @@ def _extend(
         state,
         cache=cache,
         cached=cached,
-        status=_write_rows(state.status, slots, status),
+        status=_write(state.status, slots, status),
     )
 
 
-def _is_live(state: SlotState, playing: Bool[Array, ' slots'] | None) -> Bool[Array, ' slots']:
-    """Returns which rows can decode another token; only those `playing`, if it is given."""
+def _is_live(state: SlotState, included: Bool[Array, ' slots'] | None) -> Bool[Array, ' slots']:
+    """Returns which slots can decode another token; only those `included`, if it is given."""
     is_decoding = state.status == DECODE
     is_live = is_decoding & (state.length < state.limit)
-    return is_live if playing is None else is_live & playing
+    return is_live if included is None else is_live & included
 
 
 def _decode(
@@ -170,19 +170,19 @@ def _decode(
     params: Params,
     state: SlotState,
     table: None = None,  # not used: page s belongs to slot s
-    age: None = None,  # not used: all rows decode at the same time
-    playing: Bool[Array, ' slots'] | None = None,
+    age: None = None,  # not used: all slots decode at the same time
+    included: Bool[Array, ' slots'] | None = None,
     adapter: Int[Array, ' slots'] | None = None,
     ends: Int[Array, 'slots ends'] | None = None,
 ) -> tuple[SlotState, DecodeChunk]:
-    """Decodes up to `burst` tokens of every DECODE row below its limit; ends early when no row can continue.
+    """Decodes up to `burst` tokens of every DECODE slot below its limit; ends early when no slot can continue.
 
     Args:
       model, config: static shapes.
       params: weights.
       state: the slots.
       table, age: None.
-      playing: slots that these weights play; None: all. The others are left as they are.
+      included: slots that this call serves; None: all. The others are left as they are.
       adapter: adapter of every slot (policy/adapters.py); None: the only one, if the weights have adapters.
       ends: further tokens that end a turn of every slot, as of `Sampler`; None: those of the config only.
     """
@@ -191,7 +191,7 @@ def _decode(
     out_of_range = config.positions
     reads_used = config.attention == 'used'
     first_chunk = empty_chunk(config)
-    live_at_start = _is_live(state, playing)
+    live_at_start = _is_live(state, included)
     first_position = jnp.maximum(state.length - 1, 0)
     cache = state.cache
     # The chunk's keys and values go to a small buffer, written to the cache once at the end: a
@@ -203,12 +203,12 @@ def _decode(
 
     def has_work(carry):
         step, state, *_ = carry
-        return (step < config.burst) & jnp.any(_is_live(state, playing))
+        return (step < config.burst) & jnp.any(_is_live(state, included))
 
     def decode_step(carry):
         step, state, chunk, buffer = carry
-        live = _is_live(state, playing)
-        # Rows that ended read positions beyond their end; their results are masked below.
+        live = _is_live(state, included)
+        # Slots that ended read positions beyond their end; their results are masked below.
         position = first_position + step
         last_token = state.tokens[slots, position]
         decoding = attention.decoding_rows(live) if reads_used else None
@@ -238,7 +238,7 @@ def _decode(
 
     carry = (jnp.int32(0), state, first_chunk, buffer)
     _, state, chunk, buffer = jax.lax.while_loop(has_work, decode_step, carry)
-    # Rows that did not decode have garbage in the buffer, which must not reach their cache.
+    # Slots that did not decode have garbage in the buffer, which must not reach their cache.
     written_slots = jnp.where(live_at_start, slots, config.slots)
     cache = _write_burst(model, cache, buffer, written_slots, first_position)
     return dataclasses.replace(state, cache=cache), chunk
@@ -253,72 +253,74 @@ def _write_burst(model: ModelConfig, cache, buffer, slots, first_position) -> tu
     return tuple(written)
 
 
-def _record(state: SlotState, slots: Int[Array, ' rows'], table: PageTable = None) -> Array:
-    """Returns the experts, [rows, positions, choices], of all positions of `slots`."""
+def _record(state: SlotState, slots: Int[Array, ' entries'], table: PageTable = None) -> Array:
+    """Returns the experts, [entries, positions, choices], of all positions of `slots`."""
     *_, record = state.cache
     pages = slots[:, None] if table is None else table.at[slots].get(mode='clip')
     by_page = record.at[pages].get(mode='clip')
     return by_page.reshape(slots.shape[0], -1, record.shape[-1])
 
 
-def _rewind(state: SlotState, slots: Int[Array, ' rows'], length: Int[Array, ' rows']) -> SlotState:
-    """Cuts rows to `length` and sets them to REST; entries beyond the last slot are idle."""
+def _rewind(
+    state: SlotState, slots: Int[Array, ' entries'], length: Int[Array, ' entries']
+) -> SlotState:
+    """Cuts slots to `length` and sets them to REST; numbers beyond the last slot mark idle entries."""
     # The token at `length - 1` will be fed again, by `extend` or `decode`.
     cached = jnp.maximum(length - 1, 0)
     return dataclasses.replace(
         state,
-        length=_lower_rows(state.length, slots, length),
-        cached=_lower_rows(state.cached, slots, cached),
-        status=_write_rows(state.status, slots, REST),
+        length=_lower(state.length, slots, length),
+        cached=_lower(state.cached, slots, cached),
+        status=_write(state.status, slots, REST),
     )
 
 
 def _clone(
     state: SlotState,
-    source: Int[Array, ' rows'],
-    slots: Int[Array, ' rows'],
-    pages: Int[Array, ' rows'],
-    length: Int[Array, ' rows'],
-    limit: Int[Array, ' rows'],
-    temperature: Float[Array, ' rows'],
-    key: UInt32[Array, 'rows 2'],
+    source: Int[Array, ' entries'],
+    slots: Int[Array, ' entries'],
+    pages: Int[Array, ' entries'],
+    length: Int[Array, ' entries'],
+    limit: Int[Array, ' entries'],
+    temperature: Float[Array, ' entries'],
+    key: UInt32[Array, 'entries 2'],
 ) -> SlotState:
     """Makes each of `slots` start after a prefilled prompt of `length` tokens, whose last page is copied.
 
     Args:
       state: the slots.
       source: pages that hold the ends of the prompts.
-      slots: rows that get the prompts.
+      slots: those that get the prompts.
       pages: their pages for the ends of the prompts. The pages before it are shared and need no copy.
       length: tokens of the prompts.
-      limit, temperature, key: of every row.
+      limit, temperature, key: of every one.
     """
 
-    # One row after another: on CPUs, all of a call at once take the memory of as many slots. Idle entries come after
+    # One entry after another: on CPUs, all of a call at once take the memory of as many slots. Idle entries come after
     # the others, and no page that is read is also written.
-    def copy_row(row, fields):
+    def copy_entry(entry, fields):
         def copy_page(field: Array, copied: Array) -> Array:
             # The whole page is copied, because a copy of the prompt's part would need a shape that depends on data. The
             # rollout that prefilled it may have decoded further; `length` and `cached` hide its later tokens.
-            page = jax.lax.dynamic_index_in_dim(copied, source[row])
-            return jax.lax.dynamic_update_index_in_dim(field, page, pages[row], 0)
+            page = jax.lax.dynamic_index_in_dim(copied, source[entry])
+            return jax.lax.dynamic_update_index_in_dim(field, page, pages[entry], 0)
 
         cache, tokens = fields
         copied = (tuple(map(delta.at_turn, cache)), tokens)
         return jax.tree.map(copy_page, fields, copied)
 
     count = jnp.sum(pages < state.tokens.shape[0], dtype=jnp.int32)
-    cache, tokens = jax.lax.fori_loop(0, count, copy_row, (state.cache, state.tokens))
+    cache, tokens = jax.lax.fori_loop(0, count, copy_entry, (state.cache, state.tokens))
     return dataclasses.replace(
         state,
         cache=cache,
         tokens=tokens,
-        length=_write_rows(state.length, slots, length),
-        cached=_write_rows(state.cached, slots, length - 1),
-        limit=_write_rows(state.limit, slots, limit),
-        status=_write_rows(state.status, slots, DECODE),
-        temperature=_write_rows(state.temperature, slots, temperature),
-        key=_write_rows(state.key, slots, key),
+        length=_write(state.length, slots, length),
+        cached=_write(state.cached, slots, length - 1),
+        limit=_write(state.limit, slots, limit),
+        status=_write(state.status, slots, DECODE),
+        temperature=_write(state.temperature, slots, temperature),
+        key=_write(state.key, slots, key),
     )
 
 
@@ -356,7 +358,7 @@ def programs(model: ModelConfig, config: SamplerConfig, mesh: Mesh) -> dict:
         ragged_attention.check(model.kv_heads, config.page, model.dtype, mesh)
         head_dim = ragged_attention.cache_head_dim(head_dim, mesh)
     if config.attention == 'used' and mesh.devices.flat[0].platform != 'cpu':
-        # Accelerators would compute one row after another, too.
+        # Accelerators would compute one slot after another, too.
         local = dataclasses.replace(local, attention='xla')
     layout = _layout(model, config, mesh)
     # functools.partial makes a new object per shape, so that each keeps its own compilations.
@@ -398,7 +400,7 @@ def programs(model: ModelConfig, config: SamplerConfig, mesh: Mesh) -> dict:
 
 
 @dataclasses.dataclass(frozen=True)
-class PutRow:
+class SlotPut:
     """Tokens for a slot.
 
     Attributes:
@@ -420,7 +422,7 @@ class PutRow:
 
 
 @dataclasses.dataclass(frozen=True)
-class CloneRow:
+class SlotClone:
     """A slot that starts after a prompt of another one, with its own limit, temperature and key.
 
     Attributes:
@@ -428,7 +430,7 @@ class CloneRow:
       source: page of its shard that holds the end of the prompt.
       page: page of its shard that the end of the prompt is copied to.
       length: tokens of the prompt.
-      limit, temperature, key: as of `PutRow`.
+      limit, temperature, key: as of `SlotPut`.
     """
 
     slot: int
@@ -440,41 +442,41 @@ class CloneRow:
     key: UInt32[np.ndarray, ' 2']
 
 
-SlotRow = TypeVar('SlotRow', PutRow, CloneRow)
+Entry = TypeVar('Entry', SlotPut, SlotClone)
 
 
 _FIELD_DTYPES = {'temperature': np.float32, 'key': np.uint32}
 
 
 def _columns(
-    rows: Sequence[PutRow | CloneRow], indices: Sequence[int], capacity: int, *fields: str
+    entries: Sequence[SlotPut | SlotClone], indices: Sequence[int], capacity: int, *fields: str
 ) -> list[np.ndarray]:
-    """Returns fields of the rows of one device call as arrays; entries without a row are 0."""
+    """Returns fields of the entries of one device call as arrays; 0 where an entry is idle."""
     columns = []
     for field in fields:
         shape = (capacity, 2) if field == 'key' else (capacity,)
         column = np.zeros(shape, _FIELD_DTYPES.get(field, np.int32))
-        for index, row in zip(indices, rows):
-            column[index] = getattr(row, field)
+        for index, entry in zip(indices, entries):
+            column[index] = getattr(entry, field)
         columns.append(column)
     return columns
 
 
-def _passes(rows: Iterable[PutRow], width: int) -> list[list[PutRow]]:
-    """Returns the rows cut into pieces of `width` tokens; pass i holds the i-th piece of every row.
+def _passes(puts: Iterable[SlotPut], width: int) -> list[list[SlotPut]]:
+    """Returns puts cut into pieces of `width` tokens; pass i holds the i-th piece of every one.
 
-    Pieces of one row must be written in order: the last one leaves the final length behind, and
-    rows of one device call have no order.
+    Pieces for one slot must be written in order: the last one leaves the final length behind, and
+    entries of one device call have no order.
     """
-    passes: list[list[PutRow]] = []
-    for row in rows:
-        # A row without tokens still has one piece, which sets its length, limit and key.
-        starts = range(0, max(len(row.tokens), 1), width)
+    passes: list[list[SlotPut]] = []
+    for put in puts:
+        # A put without tokens still has one piece, which sets its length, limit and key.
+        starts = range(0, max(len(put.tokens), 1), width)
         for number, offset in enumerate(starts):
             if number == len(passes):
                 passes.append([])
-            tokens = row.tokens[offset : offset + width]
-            piece = dataclasses.replace(row, tokens=tokens, start=row.start + offset)
+            tokens = put.tokens[offset : offset + width]
+            piece = dataclasses.replace(put, tokens=tokens, start=put.start + offset)
             passes[number].append(piece)
     return passes
 
@@ -522,48 +524,48 @@ class Sampler:
         """Frees the memory of the slots, which must be idle; the next `put` allocates new ones."""
         self.state = None
 
-    def put(self, rows: Sequence[PutRow]) -> None:
-        """Writes tokens into slots, any number of rows of any length; allocates the state if there is none."""
+    def put(self, puts: Sequence[SlotPut]) -> None:
+        """Writes tokens into slots, any number of any length; allocates the state if there is none."""
         if self.state is None:
             self.state = self.programs['empty']()
-        for pieces in _passes(rows, self.config.put_tokens):
+        for pieces in _passes(puts, self.config.put_tokens):
             for call in self._split_into_calls(pieces, self.config.put_rows):
                 self._put(call)
 
     def _split_into_calls(
-        self, rows: Sequence[SlotRow], rows_per_shard: int
-    ) -> list[list[SlotRow]]:
-        """Returns the rows in device calls with at most `rows_per_shard` rows of every shard."""
-        calls: list[list[SlotRow]] = []
-        rows_of_shard = [0] * self.shards
-        for row in rows:
-            shard = row.slot // self.shard_config.slots
-            call_index = rows_of_shard[shard] // rows_per_shard
-            rows_of_shard[shard] += 1
+        self, entries: Sequence[Entry], entries_per_shard: int
+    ) -> list[list[Entry]]:
+        """Returns the entries in device calls with at most `entries_per_shard` of every shard."""
+        calls: list[list[Entry]] = []
+        entries_of_shard = [0] * self.shards
+        for entry in entries:
+            shard = entry.slot // self.shard_config.slots
+            call_index = entries_of_shard[shard] // entries_per_shard
+            entries_of_shard[shard] += 1
             if call_index == len(calls):
                 calls.append([])
-            calls[call_index].append(row)
+            calls[call_index].append(entry)
         return calls
 
     def _arrange(
-        self, slots: Sequence[int], rows_per_shard: int
-    ) -> tuple[Int[np.ndarray, ' rows'], list[int]]:
+        self, slots: Sequence[int], entries_per_shard: int
+    ) -> tuple[Int[np.ndarray, ' entries'], list[int]]:
         """Returns the slots as an array of a device call, and the index of each in it.
 
-        Every shard has `rows_per_shard` entries, those of shard s from s · rows_per_shard on, with slots numbered
+        Every shard has `entries_per_shard` entries, those of shard s from s · entries_per_shard on, with slots numbered
         within the shard. Idle entries have the number of a slot that does not exist.
         """
-        numbers = np.full(self.shards * rows_per_shard, self.shard_config.slots, np.int32)
+        numbers = np.full(self.shards * entries_per_shard, self.shard_config.slots, np.int32)
         indices = []
-        rows_of_shard = [0] * self.shards
+        entries_of_shard = [0] * self.shards
         for slot in slots:
             shard, number = divmod(slot, self.shard_config.slots)
-            if rows_of_shard[shard] == rows_per_shard:
+            if entries_of_shard[shard] == entries_per_shard:
                 raise ValueError(
-                    f'more than {rows_per_shard} rows of one data shard in a device call'
+                    f'more than {entries_per_shard} slots of one data shard in a device call'
                 )
-            index = shard * rows_per_shard + rows_of_shard[shard]
-            rows_of_shard[shard] += 1
+            index = shard * entries_per_shard + entries_of_shard[shard]
+            entries_of_shard[shard] += 1
             numbers[index] = number
             indices.append(index)
         return numbers, indices
@@ -572,15 +574,15 @@ class Sampler:
         # A copy, because the device may read the array after this call, when its owner has changed it.
         return None if self.table is None else self.table.copy()
 
-    def _put(self, rows: Sequence[PutRow]) -> None:
-        """Calls the program 'put' once, with at most `put_rows` rows per shard of at most `put_tokens` tokens."""
-        slots, indices = self._arrange([row.slot for row in rows], self.config.put_rows)
+    def _put(self, puts: Sequence[SlotPut]) -> None:
+        """Calls the program 'put' once, with at most `put_rows` entries per shard of at most `put_tokens` tokens."""
+        slots, indices = self._arrange([put.slot for put in puts], self.config.put_rows)
         tokens = np.zeros((len(slots), self.config.put_tokens), np.int32)
         count = np.zeros(len(slots), np.int32)
-        for index, row in zip(indices, rows):
-            count[index] = len(row.tokens)
-            tokens[index, : count[index]] = row.tokens
-        fields = _columns(rows, indices, len(slots), 'start', 'limit', 'temperature', 'key')
+        for index, put in zip(indices, puts):
+            count[index] = len(put.tokens)
+            tokens[index, : count[index]] = put.tokens
+        fields = _columns(puts, indices, len(slots), 'start', 'limit', 'temperature', 'key')
         self.state = self.programs['put'](
             self.state, slots, tokens, count, *fields, self._page_table()
         )
@@ -603,29 +605,29 @@ class Sampler:
     def decode(
         self,
         params: Params,
-        playing: Bool[np.ndarray, ' slots'] | None = None,
+        included: Bool[np.ndarray, ' slots'] | None = None,
         adapter: Int[np.ndarray, ' slots'] | None = None,
     ) -> DecodeChunk:
         """Decodes one chunk; returns device arrays without waiting for them.
 
         Args:
           params: weights.
-          playing: slots that these weights play; None: all. The others are left as they are.
+          included: slots that this call serves; None: all. The others are left as they are.
           adapter: adapter of every slot (policy/adapters.py); None: the only one, if the weights have adapters.
         """
         age = self.age.copy() if self.config.is_paged else None
         self.state, chunk = self.programs['decode'](
-            params, self.state, self._page_table(), age, playing, adapter, self.ends.copy()
+            params, self.state, self._page_table(), age, included, adapter, self.ends.copy()
         )
         return chunk
 
     def record(self, slot: int) -> tuple[jax.Array, int]:
-        """Returns the experts of a slot's tokens, [rows, positions, choices], and the row; does not wait for them."""
-        slots, (row,) = self._arrange([slot], 1)
-        return self.programs['record'](self.state, slots, self._page_table()), row
+        """Returns experts, [entries, positions, choices], and the entry of a slot in them; does not wait for them."""
+        slots, (entry,) = self._arrange([slot], 1)
+        return self.programs['record'](self.state, slots, self._page_table()), entry
 
     def rewind(self, slots: Sequence[int], lengths: Sequence[int]) -> None:
-        """Cuts the rows of these slots to the given lengths and stops their decoding until the next `put`."""
+        """Cuts these slots to the given lengths and stops their decoding until the next `put`."""
         # Nothing was put yet: a round was interrupted before its first device call.
         if self.state is None:
             return
@@ -635,19 +637,19 @@ class Sampler:
         padded_lengths[indices] = lengths
         self.state = self.programs['rewind'](self.state, padded_slots, padded_lengths)
 
-    def clone(self, rows: Sequence[CloneRow]) -> None:
-        """Starts slots after prefilled prompts, any number of rows."""
-        for call in self._split_into_calls(rows, self.config.put_rows):
+    def clone(self, clones: Sequence[SlotClone]) -> None:
+        """Starts slots after prefilled prompts, any number of them."""
+        for call in self._split_into_calls(clones, self.config.put_rows):
             self._clone(call)
 
-    def _clone(self, rows: Sequence[CloneRow]) -> None:
-        """Calls the program 'clone' once, with at most `put_rows` rows per shard."""
-        slots, indices = self._arrange([row.slot for row in rows], self.config.put_rows)
+    def _clone(self, clones: Sequence[SlotClone]) -> None:
+        """Calls the program 'clone' once, with at most `put_rows` entries per shard."""
+        slots, indices = self._arrange([clone.slot for clone in clones], self.config.put_rows)
         # Idle entries copy to a page that does not exist.
         pages = np.full(len(slots), self.shard_config.page_count, np.int32)
-        for index, row in zip(indices, rows):
-            pages[index] = row.page
+        for index, clone in zip(indices, clones):
+            pages[index] = clone.page
         source, *fields = _columns(
-            rows, indices, len(slots), 'source', 'length', 'limit', 'temperature', 'key'
+            clones, indices, len(slots), 'source', 'length', 'limit', 'temperature', 'key'
         )
         self.state = self.programs['clone'](self.state, source, slots, pages, *fields)

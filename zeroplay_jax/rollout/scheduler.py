@@ -83,7 +83,7 @@ class Scheduler:
       deterministic: tool calls have no deadline. The order of their results is never fixed, and changes no token.
       tool_timeout: seconds of a call, see `ToolWorkers`.
       overlap: whether a decode chunk starts before the one before is read. The host then finds the end of a turn one
-        chunk later, and the device decodes that row in vain meanwhile. Rollouts are the same, bit for bit.
+        chunk later, and the device decodes that slot in vain meanwhile. Rollouts are the same, bit for bit.
 
     Attributes:
       workers: run the tool calls.
@@ -107,7 +107,7 @@ class Scheduler:
         self.workers = ToolWorkers(deterministic, tool_timeout)
         self.stats: Any = collections.Counter()
         self._new_request: asyncio.Event | None = None
-        # Run → its episodes, in progress or ended, whose results nobody has read; and their event loop.
+        # Owner → its episodes, in progress or ended, whose results nobody has read; and their event loop.
         self._episodes: dict[object, list[asyncio.Task]] = {}
         self._runner: asyncio.Runner | None = None
         # With `overlap`: the chunks of the last round.

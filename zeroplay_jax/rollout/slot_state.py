@@ -19,30 +19,30 @@ from zeroplay_jax.settings.rollouts import SamplerConfig
 
 
 def sample(
-    logits: Float[Array, 'rows vocab'],
-    temperature: Float[Array, ' rows'],
-    key: UInt32[Array, 'rows 2'],
-    position: Int[Array, ' rows'],
-) -> tuple[Int[Array, ' rows'], Float[Array, ' rows']]:
-    """Samples a token per row; returns tokens and their log-probs under softmax(logits / temperature).
+    logits: Float[Array, 'draws vocab'],
+    temperature: Float[Array, ' draws'],
+    key: UInt32[Array, 'draws 2'],
+    position: Int[Array, ' draws'],
+) -> tuple[Int[Array, ' draws'], Float[Array, ' draws']]:
+    """Draws a token from every softmax(logits / temperature); returns the tokens and their log-probs under it.
 
-    The noise is a function of the request's key and of the position (the index that the sampled token will have) alone.
+    The noise is a function of the rollout's key and of the position (the index that the sampled token will have) alone.
     Temperature 0 takes the most likely token and reports its log-prob at temperature 1.
     """
     is_sampled = temperature > 0
-    # Greedy rows divide by 1: a division by 0 would make their log-probs NaN.
+    # Greedy draws divide by 1: a division by 0 would make their log-probs NaN.
     divisor = jnp.where(is_sampled, temperature, 1.0)
     scaled_logits = logits / divisor[:, None]
     vocabulary = scaled_logits.shape[1]
 
-    def row_noise(position_key):
+    def noise_of(position_key):
         return jax.random.gumbel(position_key, (vocabulary,), mode='low')
 
     def gumbel_noise(_):
-        # Each row has a key of its own: its sample must not depend on the slot or on other rows.
-        request_keys = jax.random.wrap_key_data(key, impl='threefry2x32')
-        position_keys = jax.vmap(jax.random.fold_in)(request_keys, position)
-        noise = jax.vmap(row_noise)(position_keys)
+        # Each rollout has a key of its own: its sample must not depend on the slot or on other rollouts.
+        rollout_keys = jax.random.wrap_key_data(key, impl='threefry2x32')
+        position_keys = jax.vmap(jax.random.fold_in)(rollout_keys, position)
+        noise = jax.vmap(noise_of)(position_keys)
         return jnp.where(is_sampled[:, None], noise, 0.0)
 
     def no_noise(_):
@@ -51,7 +51,7 @@ def sample(
     # Greedy batches skip the noise, which costs as much as the head on a CPU.
     noisy_logits = scaled_logits + jax.lax.cond(jnp.any(is_sampled), gumbel_noise, no_noise, None)
     # The first maximum, found by two plain reductions: several times faster on a CPU than argmax.
-    # Other tokens become the last id, so that a row of NaN still yields a valid token.
+    # Other tokens become the last id, so that logits of NaN still yield a valid token.
     best = jnp.max(noisy_logits, -1, keepdims=True)
     token_ids = jnp.arange(vocabulary, dtype=jnp.int32)
     candidate_ids = jnp.where(noisy_logits == best, token_ids, vocabulary - 1)
@@ -78,13 +78,13 @@ class SlotState:
     Attributes:
       cache: keys and values per layer, or states (policy/delta.py), then the record of policy/experts.py if the model
         has experts; entries at or beyond `cached` are undefined and never read.
-      tokens: int32, tokens of the episode exactly as the model sees them.
+      tokens: int32, tokens of the rollout exactly as the model sees them.
       length: int32, number of tokens.
       cached: int32, positions whose keys and values are valid, < length.
       limit: int32, length at which the turn stops.
       status: int32, FILL, DECODE or REST.
       temperature: float32; 0 samples greedily.
-      key: random stream of the request.
+      key: random stream of the rollout (`SlotPool._noise_key`).
     """
 
     cache: tuple
@@ -100,13 +100,13 @@ class SlotState:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DecodeChunk:
-    """Result of one decode call: the first `count` entries of a row are sampled tokens.
+    """Result of one decode call: the first `count` entries of a slot are sampled tokens.
 
     Attributes:
       tokens: int32, ids; 0 beyond `count`.
       logp: float32, log-probs under the distribution that was sampled from (temperature 0: at 1); 0 beyond
         `count`.
-      count: int32, sampled tokens of the row.
+      count: int32, sampled tokens of the slot.
       cached: int32, positions whose keys and values are valid; None over pages as long as a slot.
       generation: `Placement.generation` when the call started, which the host adds; None on the device.
     """

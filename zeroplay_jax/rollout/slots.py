@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 
 from zeroplay_jax.rollout.placement import Placement
 from zeroplay_jax.rollout.requests import Prefix, Request, Rollout
-from zeroplay_jax.rollout.sampler import MOST_ENDS, CloneRow, PutRow, Sampler
+from zeroplay_jax.rollout.sampler import MOST_ENDS, Sampler, SlotClone, SlotPut
 from zeroplay_jax.rollout.scoring import Scorer
 from zeroplay_jax.rollout.slot_state import NO_TOKEN, DecodeChunk
 from zeroplay_jax.rollout.tokens import end_ids
@@ -39,7 +39,7 @@ class SlotPool:
         self.scorer = Scorer(sampler)
         self.placement = Placement(sampler.config, sampler.shards, sampler.table, sampler.age)
         self.placement.before_eviction = self._keep_experts
-        # Records that the device has been asked for: (where they go, rows of a device call, index of the row).
+        # Records that the device has been asked for: (where they go, slots of a device call, index of the slot).
         self._unread: list[tuple[np.ndarray, jax.Array, int]] = []
         # A heap of (identity, number, prefix). The number breaks ties, so that it never compares two prefixes.
         self.queue: list[tuple[tuple[int, ...], int, Prefix]] = []
@@ -101,7 +101,7 @@ class SlotPool:
         All tokens of observations and new prompts are put into their slots by one `put`, which makes as few device
         calls as its static shape allows; `prefill` computes their keys and values.
         """
-        rows = self._begin_turns()
+        puts = self._begin_turns()
         self.clone_siblings()
         blocked_shards = self._blocked_shards()
         while self.queue:
@@ -112,33 +112,33 @@ class SlotPool:
             heapq.heappop(self.queue)
             prefix.shard = shard.number
             self.placement.open_prefixes.append(prefix)
-            rows += self._first_row(prefix)
+            puts += self._first_put(prefix)
         for prefix in self.placement.open_prefixes:
             # Its pages were needed, so it is prefilled again.
             if prefix.pages is None and prefix.shard not in blocked_shards:
-                rows += self._first_row(prefix)
+                puts += self._first_put(prefix)
         self.placement.close_served()
-        if rows:
-            self.sampler.put(rows)
+        if puts:
+            self.sampler.put(puts)
 
     def _blocked_shards(self) -> set[int]:
         """Returns the shards with rollouts that wait for pages, which new rollouts would take from them."""
         return {rollout.prefix.shard for rollout in self.waiting_for_pages}
 
-    def _first_row(self, prefix: Prefix) -> list[PutRow]:
-        """Starts the next rollout of a prefix; returns the row with its tokens, to be put, or [] without a slot."""
+    def _first_put(self, prefix: Prefix) -> list[SlotPut]:
+        """Starts the next rollout of a prefix; returns its tokens, to be put, or [] without a slot."""
         rollout = self.placement.start(prefix)
-        return [] if rollout is None else [self._put_row(rollout, start=0)]
+        return [] if rollout is None else [self._put_of(rollout, start=0)]
 
-    def _put_row(self, rollout: Rollout, start: int) -> PutRow:
-        """Returns the row with the tokens from position `start`, and counts its prefill calls."""
+    def _put_of(self, rollout: Rollout, start: int) -> SlotPut:
+        """Returns the tokens from position `start` on, to be put, and counts its prefill calls."""
         # `put` invalidates the keys and values of the token before `start`. The last token is left out: decoding feeds
         # it.
         first_uncached = max(start - 1, 0)
         prefill_tokens = len(rollout.tokens) - 1 - first_uncached
         rollout.chunks_left = math.ceil(prefill_tokens / self.sampler.config.chunk)
         self._set_ends(rollout)
-        return PutRow(
+        return SlotPut(
             slot=rollout.slot,
             tokens=np.asarray(rollout.tokens[start:], np.int32),
             start=start,
@@ -168,7 +168,7 @@ class SlotPool:
     def clone_siblings(self) -> None:
         """Starts waiting siblings of prefilled prompts in free slots."""
         blocked_shards = self._blocked_shards()
-        rows: list[CloneRow] = []
+        clones: list[SlotClone] = []
         for prefix in self.placement.open_prefixes:
             if not prefix.is_cached or prefix.shard in blocked_shards:
                 continue
@@ -177,15 +177,15 @@ class SlotPool:
                 sibling = self.placement.fork(prefix)
                 if sibling is None:
                     break
-                rows.append(self._clone_row(sibling, source))
-        if rows:
-            self.sampler.clone(rows)
+                clones.append(self._clone_of(sibling, source))
+        if clones:
+            self.sampler.clone(clones)
         # Their prefixes are released after the device call that copies them was made.
         self.placement.close_served()
 
-    def _clone_row(self, sibling: Rollout, source: int) -> CloneRow:
+    def _clone_of(self, sibling: Rollout, source: int) -> SlotClone:
         self._set_ends(sibling)
-        return CloneRow(
+        return SlotClone(
             slot=sibling.slot,
             source=source,
             page=sibling.pages.pages[-1],
@@ -200,11 +200,11 @@ class SlotPool:
         # Over pages, prompts and observations pass through the decode calls instead.
         if self.sampler.config.is_paged:
             return
-        rows_per_shard = math.ceil(self.sampler.config.fill_rows / self.sampler.shards)
-        # All rows are prefilled before any row decodes: a decode chunk takes as long for one row as for
-        # all of them, so rows that still wait for their prefill would miss it.
-        for params, playing, adapter in weights.calls(self.rollouts):
-            while slots := self.placement.take_chunks(rows_per_shard, playing):
+        entries_per_shard = math.ceil(self.sampler.config.fill_rows / self.sampler.shards)
+        # All slots are prefilled before any slot decodes: a decode chunk takes as long for one slot as for
+        # all of them, so slots that still wait for their prefill would miss it.
+        for params, included, adapter in weights.calls(self.rollouts):
+            while slots := self.placement.take_chunks(entries_per_shard, included):
                 self.sampler.extend(params, slots, adapter)
         for prefix in self.placement.open_prefixes:
             prefix.is_cached = prefix.pages is not None
@@ -219,8 +219,8 @@ class SlotPool:
         # The host does not know yet how many tokens the chunk before has sampled.
         self.placement.grow_for_bursts(2 if has_unread else 1)
         chunks = []
-        for params, playing, adapter in weights.calls(self.rollouts):
-            chunk = self.sampler.decode(params, playing, adapter)
+        for params, included, adapter in weights.calls(self.rollouts):
+            chunk = self.sampler.decode(params, included, adapter)
             chunks.append(dataclasses.replace(chunk, generation=self.placement.generation.copy()))
         return chunks
 
@@ -255,13 +255,13 @@ class SlotPool:
             if self.sampler.has_states:
                 # The state is that with which the turn began, whose tokens are prefilled again.
                 start = rollout.turn_start
-            rollout.begin_turn()
+            rollout.expect_turn()
             rollout.put_start = start
             self.waiting_for_pages.append(rollout)
 
-    def _begin_turns(self) -> list[PutRow]:
-        """Begins the next turns that get pages, oldest rollouts first; returns their rows, to be put."""
-        rows: list[PutRow] = []
+    def _begin_turns(self) -> list[SlotPut]:
+        """Begins the next turns that get pages, oldest rollouts first; returns their tokens, to be put."""
+        puts: list[SlotPut] = []
         waiting: list[Rollout] = []
         blocked_shards = set()
         for rollout in sorted(self.waiting_for_pages, key=lambda rollout: rollout.identity):
@@ -270,12 +270,12 @@ class SlotPool:
             if shard not in blocked_shards and self.placement.begin_turn(rollout):
                 if self.sampler.has_states:
                     self.placement.drop_prefix_in(rollout)
-                rows.append(self._put_row(rollout, rollout.put_start))
+                puts.append(self._put_of(rollout, rollout.put_start))
             else:
                 blocked_shards.add(shard)
                 waiting.append(rollout)
         self.waiting_for_pages = waiting
-        return rows
+        return puts
 
     def read(self, chunk: DecodeChunk) -> list[tuple[Rollout, ToolCall]]:
         """Appends the tokens of a decode chunk to its rollouts and ends turns; returns the tool calls to run.
@@ -288,7 +288,7 @@ class SlotPool:
         """
         self._read_experts()
         # The host may start a chunk before it has read the one before, in which some turns end. The device does not
-        # know all of them, because the host searches stop strings of several tokens: it decodes such a row further,
+        # know all of them, because the host searches stop strings of several tokens: it decodes such a slot further,
         # and the slot may have another rollout by now.
         is_current = chunk.generation == self.placement.generation
         count = np.where(is_current, chunk.count, 0)
@@ -317,7 +317,7 @@ class SlotPool:
             self._append_sampled(rollout, tokens[:new_tokens], logp[:new_tokens])
             rewound_slots.append(slot)
             rewound_lengths.append(len(rollout.tokens))
-            self.placement.end_turn(rollout)
+            self.placement.release_turn(rollout)
             call = self._end_turn_at_stop(rollout, text)
             if call is None:
                 continue
@@ -325,7 +325,7 @@ class SlotPool:
                 calls.append((rollout, call))
             else:
                 refused.append((rollout, rollout.observation(call)))
-        # Rows are rewound before `admit` puts the observations: a put begins where the rewound row ends.
+        # Slots are rewound before `admit` puts the observations: a put begins where the rewound slot ends.
         if rewound_slots:
             self.sampler.rewind(rewound_slots, rewound_lengths)
         if refused:
@@ -357,8 +357,8 @@ class SlotPool:
         Args:
           text: the turn, cut after the stop string.
         """
-        call, reason = rollout.env.end_turn(text).outcome(rollout.is_last_turn)
-        rollout.end_turn(text, call)
+        call, reason = rollout.env.read_turn(text).outcome(rollout.is_last_turn)
+        rollout.record_turn(text, call)
         if not reason:
             return call
         self.finish(rollout, reason)
@@ -374,7 +374,7 @@ class SlotPool:
         text = rollout.matcher.text
         if at_end_token:
             text = text.removesuffix(env.codec.decode(rollout.tokens[-1:]))
-        rollout.end_turn(text, closed=at_end_token)
+        rollout.record_turn(text, closed=at_end_token)
         reason = 'eos' if at_end_token else self._limit_reached(rollout, len(rollout.tokens))
         self.finish(rollout, reason)
 
@@ -403,9 +403,9 @@ class SlotPool:
 
     def _read_experts(self) -> None:
         """Waits for the records that were asked for."""
-        for result, rows, index in self._unread:
+        for result, records, index in self._unread:
             # The last token was sampled and never computed.
-            result[:-1] = np.asarray(rows)[index, : len(result) - 1]
+            result[:-1] = np.asarray(records)[index, : len(result) - 1]
         self._unread.clear()
 
     def finish(self, rollout: Rollout, reason: str) -> None:
@@ -453,6 +453,6 @@ class SlotPool:
         for rollout in in_slots:
             self.placement.close(rollout)
         self.placement.close_served()
-        # Rows that are left after an error would decode with the next ones.
+        # Slots that are left after an error would decode with the next ones.
         if in_slots:
             self.sampler.rewind([rollout.slot for rollout in in_slots], [1] * len(in_slots))

@@ -1,9 +1,9 @@
-"""`decode` over pages shorter than a slot: steps of tokens of any rows, which prefill and decode.
+"""`decode` over pages shorter than a slot: steps of tokens of any slots, which prefill and decode.
 
-Every step computes `token_budget` tokens, each with its row and position, and writes their keys and values to the pages
-at once. Decoding rows come first and leave a quarter of the tokens to rows that still have a prompt to prefill. A
-prompt passes through the same steps as the tokens that other rows sample meanwhile. Since all tokens pass through one
-program, it does not matter for a single bit where a prompt was cut.
+Every step computes `token_budget` tokens, each with its slot and position, and writes their keys and values to the
+pages at once. Decoding slots come first and leave a quarter of the tokens to slots that still have a prompt to prefill.
+A prompt passes through the same steps as the tokens that other slots sample meanwhile. Since all tokens pass through
+one program, it does not matter for a single bit where a prompt was cut.
 """
 
 from __future__ import annotations
@@ -52,41 +52,41 @@ class _Tokens:
     """The tokens of a step: those of slots with one token first, then chunks, then idle ones.
 
     Attributes:
-      row: slot of every token; `slots` for idle ones.
+      slot: slot of every token; the number of slots for idle ones.
       position: position of every token; -1 for idle ones.
       last: index of the last token of every slot in this step; any index for slots without tokens.
     """
 
-    row: Int[Array, ' tokens']
+    slot: Int[Array, ' tokens']
     position: Int[Array, ' tokens']
     last: Int[Array, ' slots']
 
 
-def _has_tokens(state: SlotState, playing: Bool[Array, ' slots'] | None) -> Bool[Array, ' slots']:
-    """Returns which slots have tokens for a step; only those `playing`, if it is given."""
+def _has_tokens(state: SlotState, included: Bool[Array, ' slots'] | None) -> Bool[Array, ' slots']:
+    """Returns which slots have tokens for a step; only those `included`, if it is given."""
     is_active = state.status != REST
     has_tokens = is_active & (state.length < state.limit)
-    return has_tokens if playing is None else has_tokens & playing
+    return has_tokens if included is None else has_tokens & included
 
 
 def tokens_of_budget(
     config: SamplerConfig,
     state: SlotState,
     age: Int[Array, ' slots'] | None,
-    playing: Bool[Array, ' slots'] | None = None,
+    included: Bool[Array, ' slots'] | None = None,
 ) -> _Fed:
-    """Returns the step that feeds up to `token_budget` tokens: decoding rows first, then rows to prefill.
+    """Returns the step that feeds up to `token_budget` tokens: decoding slots first, then slots to prefill.
 
-    Nothing but time depends on which rows have to wait for another step.
+    Nothing but time depends on which slots have to wait for another step.
 
     Args:
       config: shape of the slots.
       state: the slots.
       age: ascending numbers in the order in which turns began; None: the order of the slots.
-      playing: slots that may be fed; None: all.
+      included: slots that may be fed; None: all.
     """
     budget = config.token_budget
-    live = _has_tokens(state, playing)
+    live = _has_tokens(state, included)
     pending = jnp.where(live, state.length - state.cached, 0)
     is_decoding = pending == 1
     prefill_pending = jnp.where(is_decoding, 0, pending)
@@ -99,7 +99,7 @@ def tokens_of_budget(
         """Returns for every slot the sum over the slots that are as old or older."""
         return jnp.zeros_like(tokens).at[oldest_first].set(jnp.cumsum(tokens[oldest_first]))
 
-    # Decoding rows leave a quarter of the budget to rows that wait for their prefill.
+    # Decoding slots leave a quarter of the budget to slots that wait for their prefill.
     reserved = jnp.minimum(jnp.sum(prefill_pending), budget // 4)
     decoded = is_decoding & (running_sum(is_decoding.astype(jnp.int32)) <= budget - reserved)
     prefill_budget = budget - jnp.sum(decoded)
@@ -110,35 +110,35 @@ def tokens_of_budget(
 
 
 def _lay_out(
-    single: Bool[Array, ' rows'],
-    chunk: Int[Array, ' rows'],
-    first_position: Int[Array, ' rows'],
+    single: Bool[Array, ' slots'],
+    chunk: Int[Array, ' slots'],
+    first_position: Int[Array, ' slots'],
     tokens: int,
 ) -> _Tokens:
-    """Returns the tokens of a step of `tokens` tokens, with numbers of rows instead of slots.
+    """Returns the tokens of a step of `tokens` tokens.
 
     Args:
-      single: rows with one token.
-      chunk: tokens of the other rows.
-      first_position: position of the first token of every row.
-      tokens: at least as many as the rows have together.
+      single: slots with one token.
+      chunk: tokens of the other slots.
+      first_position: position of the first token of every slot.
+      tokens: at least as many as the slots have together.
     """
     index = jnp.arange(tokens, dtype=jnp.int32)
-    # The tokens of a row end before this index.
+    # The tokens of a slot end before this index.
     single_end = jnp.cumsum(single, dtype=jnp.int32)
     singles = single_end[-1]
     chunk_end = singles + jnp.cumsum(chunk, dtype=jnp.int32)
-    single_row = jnp.searchsorted(single_end, index, side='right', method='compare_all')
-    chunk_row = jnp.searchsorted(chunk_end, index, side='right', method='compare_all')
-    row = jnp.where(index < singles, single_row, chunk_row).astype(jnp.int32)
-    # A row beyond the last one reads any entry; its position is replaced.
-    chunk_first = (chunk_end - chunk).at[row].get(mode='clip')
+    single_slot = jnp.searchsorted(single_end, index, side='right', method='compare_all')
+    chunk_slot = jnp.searchsorted(chunk_end, index, side='right', method='compare_all')
+    slot = jnp.where(index < singles, single_slot, chunk_slot).astype(jnp.int32)
+    # A slot beyond the last one reads any entry; its position is replaced.
+    chunk_first = (chunk_end - chunk).at[slot].get(mode='clip')
     offset = jnp.where(index < singles, 0, index - chunk_first)
-    position = first_position.at[row].get(mode='clip') + offset
+    position = first_position.at[slot].get(mode='clip') + offset
     end = jnp.where(single, single_end, chunk_end)
     return _Tokens(
-        row=row,
-        position=jnp.where(row < single.shape[0], position, -1),
+        slot=slot,
+        position=jnp.where(slot < single.shape[0], position, -1),
         last=jnp.maximum(end - 1, 0),
     )
 
@@ -149,19 +149,19 @@ def _feed(
     params: Params,
     state: SlotState,
     table: Int[Array, 'slots pages_per_slot'],
-    row: Int[Array, ' tokens'],
+    slot: Int[Array, ' tokens'],
     position: Int[Array, ' tokens'],
     attend: paged_attention.AttendTokens,
     adapter: Int[Array, ' slots'] | None,
 ):
     """Returns (hidden states, cache) after the tokens at these positions; -1 marks an idle token."""
     is_used = position >= 0
-    page, index = locate(config, table, row, jnp.maximum(position, 0))
+    page, index = locate(config, table, slot, jnp.maximum(position, 0))
     # A page out of range drops the keys and values of idle tokens.
     page = jnp.where(is_used, page, config.page_count)
     tokens = state.tokens.at[page, index].get(mode='fill', fill_value=0)
     if adapter is not None:
-        adapter = adapter.at[row].get(mode='clip')
+        adapter = adapter.at[slot].get(mode='clip')
     return transformer.hidden_tokens(
         model, params, tokens, position, page, index, state.cache, attend, adapter
     )
@@ -191,14 +191,14 @@ def next_tokens(
         shape = paged_attention.StepShape(
             most_singles=min(config.slots, tokens), has_chunks=has_chunks
         )
-        attend = ragged_attention.make_attend(mesh, table, step.row, step.position, shape)
+        attend = ragged_attention.make_attend(mesh, table, step.slot, step.position, shape)
     else:
-        attend = paged_attention.make_attend(table, step.row, step.position)
+        attend = paged_attention.make_attend(table, step.slot, step.position)
     hidden, cache = _feed(
-        model, config, params, state, table, step.row, step.position, attend, adapter
+        model, config, params, state, table, step.slot, step.position, attend, adapter
     )
     # Logits of fewer tokens than slots: of all tokens, otherwise of the last one of every slot.
-    slot = jnp.minimum(step.row, config.slots - 1)
+    slot = jnp.minimum(step.slot, config.slots - 1)
     if tokens >= config.slots:
         hidden = hidden[step.last]
         slot = jnp.arange(config.slots)
@@ -219,11 +219,11 @@ def decode(
     state: SlotState,
     table: Int[Array, 'slots pages_per_slot'],
     age: Int[Array, ' slots'] | None = None,
-    playing: Bool[Array, ' slots'] | None = None,
+    included: Bool[Array, ' slots'] | None = None,
     adapter: Int[Array, ' slots'] | None = None,
     ends: Int[Array, 'slots ends'] | None = None,
 ) -> tuple[SlotState, DecodeChunk]:
-    """Runs up to `burst` steps; ends early when no row has tokens.
+    """Runs up to `burst` steps; ends early when no slot has tokens.
 
     Args:
       model, config, mesh: static shapes.
@@ -231,7 +231,7 @@ def decode(
       state: the slots.
       table: pages of every slot, those of the new tokens included.
       age: as of `tokens_of_budget`.
-      playing: slots that these weights play; None: all. The others are left as they are.
+      included: slots that this call serves; None: all. The others are left as they are.
       adapter: adapter of every slot (policy/adapters.py); None: the only one, if the weights have adapters.
       ends: further tokens that end a turn of every slot, as of `Sampler`; None: those of the config only.
     """
@@ -239,7 +239,7 @@ def decode(
     # Steps of fewer tokens that cannot prefill, and the whole step.
     buckets = [functools.partial(compute, tokens, False) for tokens in config.decode_buckets]
     whole_step = functools.partial(compute, config.token_budget, True)
-    return run_steps(config, (*buckets, whole_step), state, table, age, playing, ends)
+    return run_steps(config, (*buckets, whole_step), state, table, age, included, ends)
 
 
 def run_steps(
@@ -248,7 +248,7 @@ def run_steps(
     state: SlotState,
     table: Int[Array, 'slots pages_per_slot'],
     age: Int[Array, ' slots'] | None = None,
-    playing: Bool[Array, ' slots'] | None = None,
+    included: Bool[Array, ' slots'] | None = None,
     ends: Int[Array, 'slots ends'] | None = None,
 ) -> tuple[SlotState, DecodeChunk]:
     """Runs the steps of `decode`.
@@ -257,7 +257,7 @@ def run_steps(
       config: static shape.
       branches: `next_tokens` of every size of a step, as functions of state and `_Fed`: those of
         `config.decode_buckets`, then the whole step.
-      state, table, age, playing, ends: as of `decode`.
+      state, table, age, included, ends: as of `decode`.
     """
     slots = jnp.arange(config.slots, dtype=jnp.int32)
     ends = slot_state.end_tokens(config, ends)
@@ -265,16 +265,16 @@ def run_steps(
 
     def has_work(carry):
         number, state, _ = carry
-        return (number < config.burst) & jnp.any(_has_tokens(state, playing))
+        return (number < config.burst) & jnp.any(_has_tokens(state, included))
 
     def run_step(carry):
         number, state, chunk = carry
-        fed = tokens_of_budget(config, state, age, playing)
+        fed = tokens_of_budget(config, state, age, included)
         # The first bucket that is large enough; with chunks the whole step.
         is_too_small = (sizes < jnp.sum(fed.single)) | jnp.any(fed.chunk > 0)
         branch = jnp.sum(is_too_small, dtype=jnp.int32)
         token, logp, cache = jax.lax.switch(branch, branches, state, fed)
-        # Rows that do not sample get an index out of range, which mode='drop' ignores.
+        # Slots that do not sample get an index out of range, which mode='drop' ignores.
         chunk_index = jnp.where(fed.samples, chunk.count, config.burst)
         chunk = DecodeChunk(
             tokens=chunk.tokens.at[slots, chunk_index].set(token, mode='drop'),

@@ -25,7 +25,7 @@ from zeroplay_jax.rollout.requests import Rollout
 
 # Between the name of weights and the moment of a snapshot of them.
 MOMENT = '@'
-# Weights of a device call, the slots that they play (None: all), and the adapter of every slot (None without adapters).
+# Weights of a device call, the slots that it serves (None: all), and the adapter of every slot (None without adapters).
 DeviceCall: TypeAlias = tuple[
     Params, Bool[np.ndarray, ' slots'] | None, Int[np.ndarray, ' slots'] | None
 ]
@@ -128,13 +128,13 @@ class WeightStore:
                 key = (rollout.request.weights, rollout.request.version)
                 slots_of.setdefault(key, []).append(slot)
         for key, slots in sorted(slots_of.items()):
-            playing = None
+            included = None
             # A single version gets its slots, too, where there may be others: the clock must not decide which of two
             # programs computes a token.
             if self._capacity.get(key[0], 1) > 1:
-                playing = np.zeros(len(rollouts), bool)
-                playing[slots] = True
-            yield self.params[key], playing, None
+                included = np.zeros(len(rollouts), bool)
+                included[slots] = True
+            yield self.params[key], included, None
 
     def leave_devices(self, updated: Collection[str]) -> None:
         """Frees device memory during an update; the weights of `updated` are lost, because new ones will come."""

@@ -40,7 +40,7 @@ class Role:
       name: name in metrics and logs.
       weights: name of its weights (a slot pool of the scheduler).
       prompt: name of its prompt.
-      env: tools, limits and the tags that terminate its episode.
+      env: tools, limits and the tags that end its rollouts.
       temperature: temperature of its rollouts unless a request sets another; 0 is greedy.
       prompt_tokens: largest allowed length of a prompt, in tokens.
     """
@@ -65,7 +65,7 @@ class Episodes:
     """Episodes that run together: those of a training step, or of an evaluation.
 
     Attributes:
-      versions: name of weights → version that plays these episodes; the newest where none is named.
+      versions: name of weights → version that its rollouts are sampled with; the newest where none is named.
       number: number of the step.
       cursor: position at which its first round was drawn.
       pool_size, pool_drops: `TaskPool.questions` (their number) and `drops` when its first round was drawn.

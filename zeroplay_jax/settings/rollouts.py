@@ -96,19 +96,19 @@ class SamplerConfig:
     Attributes:
       slots: rollouts in progress at the same time.
       context: tokens that a slot can hold.
-      chunk: tokens of a row that are prefilled together, not over pages shorter than a slot; tokens of a pass of
+      chunk: tokens of a slot that are prefilled together, not over pages shorter than a slot; tokens of a pass of
         rollout/scoring.py.
-      fill_rows: chunks of a prefill call, of which several can be of one row; not read over such pages either.
+      fill_rows: chunks of a prefill call, of which several can be of one slot; not read over such pages either.
       burst: steps of a decode call.
-      put_rows: rows of a put or clone call per data shard.
-      put_tokens: tokens per row of a put call.
+      put_rows: slots of a put or clone call per data shard.
+      put_tokens: tokens per slot of a put call.
       eos: ids of the tokens that end a turn.
       page: tokens of a page; 0: a page is as long as a slot.
       pages: pages of the cache; 0: as many as the slots can fill.
       token_budget: tokens of a step over pages shorter than a slot, which prefills and decodes at once.
       decode_buckets: ascending numbers of tokens for which a smaller step without prefill is compiled.
       attention: 'xla'; over pages shorter than a slot also 'ragged', a kernel; over pages as long as
-        a slot also 'used', which reads used places only, one row after another.
+        a slot also 'used', which reads used places only, one slot after another.
     """
 
     slots: int
@@ -162,7 +162,7 @@ class SamplerConfig:
             pages=self.page_count // shards,
             token_budget=self.token_budget // shards,
             decode_buckets=tuple(bucket // shards for bucket in self.decode_buckets),
-            # Rounded up: a call never has fewer rows than the config says.
+            # Rounded up: a call never has fewer chunks than the config says.
             fill_rows=-(-self.fill_rows // shards),
         )
 
