@@ -205,7 +205,7 @@ def _moments(drawing: Drawing, top: float) -> None:
         'On disk the log comes first, so no saved step lacks its lines. A resumed run removes',
     )
     drawing.text(
-        16, top + 150, 'the lines of steps after its checkpoint, and plays these steps again.'
+        16, top + 150, 'the lines of steps after its checkpoint, and runs these steps again.'
     )
 
 

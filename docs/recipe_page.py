@@ -20,7 +20,7 @@ NAMES = {
         Recipe.state Recipe.restore Recipe.answer Recipe.judge_reward Recipe.judgements Recipe.reads_documents
         Recipe.first_tasks
     """,
-    'selfplay.schedule': 'Phase Step BatchCursor TaskPool in_epochs',
+    'selfplay.schedule': 'Phase Step BatchCursor QuestionPool in_epochs',
     'types': """
         Task Question Outcome Row RowInfo TaskDropped Trajectory Trajectory.calls_of Trajectory.has_tool_failure Turn
         ToolCall identity_rng

@@ -108,7 +108,7 @@ def phase(name, steps=1):
 
 def run_episodes(recipe, context, step, tasks):
     """Outcomes of the tasks of a step, run together and guarded as the collector does."""
-    context.episodes = types.SimpleNamespace(player=recipe)
+    context.episodes = types.SimpleNamespace(recipe=recipe)
 
     async def guarded(task):
         judgements_of_episode.set([])

@@ -81,7 +81,7 @@ def _settings(config: Any) -> Any:
 
 
 def open_roles(config: Any, opened: build.PolicyFolder, corpus: Any) -> RolloutContext:
-    """Returns the roles that answer a question, all played by one policy in one slot, without weights.
+    """Returns the roles that answer a question, all sampled by one policy in one slot, without weights.
 
     Args:
       config: as `_settings` returns it.

@@ -10,7 +10,7 @@ from zeroplay_jax.configs import quickstart
 from zeroplay_jax.run import hooks, loop, run_folder
 from zeroplay_jax.run import saver as saving
 from zeroplay_jax.run.hooks import Log
-from zeroplay_jax.run.outcome import Played, RunState
+from zeroplay_jax.run.outcome import EndedStep, RunState
 from zeroplay_jax.run.run_folder import Place
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.runtime.log import MetricsWriter
@@ -49,10 +49,10 @@ def train(tmp_path, monkeypatch):
         engine.recipe.state.return_value = None
         engine.learning.stuck_policies.return_value = []
         ends = [
-            end if isinstance(end, Exception) else Played(step, *end)
+            end if isinstance(end, Exception) else EndedStep(step, *end)
             for step, end in zip(steps, outcomes)
         ]
-        monkeypatch.setattr(loop, 'play', mock.Mock(side_effect=ends))
+        monkeypatch.setattr(loop, 'run_step', mock.Mock(side_effect=ends))
         context = types.SimpleNamespace(rollouts=types.SimpleNamespace(hosts=Hosts()))
         cache = mock.Mock()
         cache.take_metrics.return_value = {}

@@ -23,7 +23,7 @@ from test_engine import (  # noqa: F401
 from zeroplay_jax.runtime import signals
 from zeroplay_jax.selfplay import step_metrics
 from zeroplay_jax.selfplay.judge import Judge, Judgement
-from zeroplay_jax.selfplay.schedule import Phase, Step, TaskPool, all_steps, evaluation_step
+from zeroplay_jax.selfplay.schedule import Phase, QuestionPool, Step, all_steps, evaluation_step
 from zeroplay_jax.types import Preempted, Question, Row, TaskDropped, Turn
 
 PAYS = lambda item: (1, 0) if item % 3 else (0, 0)
@@ -218,7 +218,7 @@ def test_a_preempted_step_leaves_the_state_before_it(game, monkeypatch, ahead, s
 
 
 def test_the_pool_is_read_as_it_was_when_the_tasks_were_drawn():
-    pool = TaskPool()
+    pool = QuestionPool()
     for text in ('one', 'two', 'three'):
         pool.add(Question(text, ('answer',)))
     pool.drop('late')

@@ -22,8 +22,8 @@ from zeroplay_jax.selfplay.library_builder import linked_documents
 from zeroplay_jax.selfplay.schedule import (
     BatchCursor,
     Phase,
+    QuestionPool,
     Step,
-    TaskPool,
     all_steps,
     with_evaluations,
 )
@@ -195,13 +195,13 @@ def test_every_batch_holds_the_hops_in_the_exact_ratio():
     assert depth == {'Gumu': 3, 'Lomi': 2, 'Tarva': 3, 'Puto': 1}
     game = recipe(schedule__hop_ratio=(4, 3, 2), proposer__batch=9)
     step = Step(scripted.phase('proposer'), 0, 3)
-    tasks = game.tasks(step, TaskPool(), BatchCursor())
+    tasks = game.tasks(step, QuestionPool(), BatchCursor())
     assert collections.Counter(t.payload.hops for t in tasks) == {1: 4, 2: 3, 3: 2}
     assert all(depth[t.payload.title] >= t.payload.hops for t in tasks)
-    assert tasks == game.tasks(step, TaskPool(), BatchCursor())
+    assert tasks == game.tasks(step, QuestionPool(), BatchCursor())
     assert len({t.identity for t in tasks}) == 9
     with pytest.raises(ValueError, match='no document can start a question of 4 hops'):
-        recipe().tasks(step, TaskPool(), BatchCursor())
+        recipe().tasks(step, QuestionPool(), BatchCursor())
 
 
 @pytest.mark.fault('nov29-D3', 'phases that a derived recipe calls otherwise than Dr. Zero')
@@ -216,7 +216,7 @@ def test_what_a_phase_trains_decides_about_its_tasks(tmp_path, source):
         config.inputs.documents = input_files.write(tmp_path / 'documents.jsonl', *lines)
     game_class = type('Game', (Recipe,), {'phases': lambda self: schedule})
     game = game_class(config, scripted.library(linked_documents(PASSAGES)))
-    pool = TaskPool()
+    pool = QuestionPool()
     pool.add(Question('Where is Gumu?', ('Lomi',)))
     drawn = []
     for step in all_steps(game.phases()):

@@ -75,7 +75,8 @@ class Game(Recipe):
             return []
         count = cursor.missing if solver.filter_groups and not cursor.round else solver.batch
         return [
-            Task((step.number, cursor.step + i), {'item': cursor.phase + i}) for i in range(count)
+            Task((step.number, cursor.drawn_in_step + i), {'item': cursor.drawn_in_phase + i})
+            for i in range(count)
         ]
 
     async def episode(self, context, step, task):
@@ -175,7 +176,7 @@ def test_the_table_of_steps(start):
             lines.append(
                 f'trained {items}, drawn {engine.collector.drawn}, {shown}, log {log}, {drops}'
             )
-        starts = [cursor.phase for cursor in game.cursors if cursor.round == 0]
+        starts = [cursor.drawn_in_phase for cursor in game.cursors if cursor.round == 0]
         return '\n'.join([*lines, f'steps began at {starts}'])
 
     check_table(pathlib.Path(__file__).parent / 'engine.txt', globals() | {'steps': steps})

@@ -54,7 +54,7 @@ def test_a_role_that_the_step_trains_judges_by_the_majority_and_is_paid_for_it(i
     replies = [scripted.trajectory(Turn(text), finish='eos') for text in said]
     context = scripted.ScriptedContext(grader=replies)
     phase = Phase('solver', 1, ('solver', 'grader') if is_trained else ('solver',))
-    context.episodes = Episodes(step=Step(phase, 0, 7), player=Recipe(None, None))
+    context.episodes = Episodes(step=Step(phase, 0, 7), recipe=Recipe(None, None))
     context.prompts = prompts.select('mini')
     writer = policy_writer(0.6, {'judge.answer': 'grader'}, {'grader': 4})
     context.judge = Judge(writer, (3, 5)).bound(context)

@@ -120,7 +120,7 @@ def test_what_changes_the_state_elsewhere_is_refused(played, monkeypatch):
         return await episode(self, context, step, task)
 
     monkeypatch.setattr(Counted, 'episode', counts)
-    with pytest.raises(UserError, match='changed while a step was played; change it in Recipe'):
+    with pytest.raises(UserError, match='changed while a step ran; change it in Recipe'):
         play(engine)
 
 

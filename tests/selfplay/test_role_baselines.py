@@ -12,7 +12,7 @@ from zeroplay_jax.configs import drzero
 from zeroplay_jax.configuration import fields, rules
 from zeroplay_jax.recipes.datasets import SeedDocument
 from zeroplay_jax.selfplay.recipe import state_of, with_state
-from zeroplay_jax.selfplay.schedule import BatchCursor, TaskPool, all_steps
+from zeroplay_jax.selfplay.schedule import BatchCursor, QuestionPool, all_steps
 from zeroplay_jax.settings.kinds import ConfigError
 from zeroplay_jax.types import Task
 
@@ -80,7 +80,7 @@ def test_opponents_are_snapshots_and_a_rejected_question_is_counted(game):
 
 def test_documents_of_a_file_do_not_repeat_in_phases_of_ones_own(game):
     steps = all_steps(game.phases())
-    drawn = [game.tasks(step, TaskPool(), BatchCursor()) for step in steps]
+    drawn = [game.tasks(step, QuestionPool(), BatchCursor()) for step in steps]
     for trains in ('proposer', 'solver'):
         titles = []
         for step, tasks in zip(steps, drawn, strict=True):

@@ -13,7 +13,7 @@ from zeroplay_jax.configs import scope
 from zeroplay_jax.recipes.datasets import SeedDocument
 from zeroplay_jax.recipes.scope import Recipe
 from zeroplay_jax.selfplay.library import Document
-from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, Step, TaskPool, all_steps
+from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, QuestionPool, Step, all_steps
 from zeroplay_jax.settings.kinds import refuse
 from zeroplay_jax.types import Question, Task, TaskDropped
 
@@ -132,7 +132,7 @@ def test_a_task_has_to_be_about_its_source(setting, read):
 
 
 def test_generation_ends_when_enough_tasks_stand():
-    game, pool = recipe(pool__target=2, pool__batches=3), TaskPool()
+    game, pool = recipe(pool__target=2, pool__batches=3), QuestionPool()
     step = Step(Phase('generate', 3), 1, 7)
     assert len(game.tasks(step, pool, BatchCursor())) == 8
     for text in ('a b', 'c d'):
@@ -165,8 +165,8 @@ def test_given_tasks_go_on_where_the_last_iteration_ended(tmp_path):
     game = Recipe(configured(**changes), scripted.library())
     drawn = []
     for step in all_steps(game.phases()):
-        cursor = BatchCursor(phase=2 * step.index, missing=2)
-        drawn += [task.payload.text for task in game.tasks(step, TaskPool(), cursor)]
+        cursor = BatchCursor(drawn_in_phase=2 * step.index, missing=2)
+        drawn += [task.payload.text for task in game.tasks(step, QuestionPool(), cursor)]
     # Three iterations of two steps read all twelve once.
     assert len(drawn) == len(set(drawn)) == 12
 
@@ -175,10 +175,10 @@ def test_types_are_in_equal_parts_of_a_batch_whatever_names_them(tmp_path):
     config = configured(inputs__types=scope.TYPES)
     step = Step(Phase('generate', 3), 0, 0)
     documents = [Document('Gumu', ITEM.text, 3)] * 8
-    drawn = Recipe(config, scripted.library(documents)).tasks(step, TaskPool(), BatchCursor())
+    drawn = Recipe(config, scripted.library(documents)).tasks(step, QuestionPool(), BatchCursor())
     lines = [{'title': f'{i}', 'text': 't', 'hops': 2 + i % 2} for i in range(16)]
     config.inputs.documents = input_files.write(tmp_path / 'documents.jsonl', *lines)
-    read = Recipe(config, scripted.library()).tasks(step, TaskPool(), BatchCursor())
+    read = Recipe(config, scripted.library()).tasks(step, QuestionPool(), BatchCursor())
     for tasks in (drawn, read):
         types = collections.Counter(task.payload.task_type for task in tasks)
         assert types == dict.fromkeys(scope.TYPES, 2)

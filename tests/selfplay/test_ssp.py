@@ -12,7 +12,7 @@ from scripted import ScriptedContext, ScriptedRole, final, searching
 from zeroplay_jax.configs import ssp
 from zeroplay_jax.recipes.datasets import HiddenAnswer
 from zeroplay_jax.recipes.ssp import Recipe
-from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, Step, TaskPool, in_epochs
+from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, QuestionPool, Step, in_epochs
 from zeroplay_jax.types import Question, TaskDropped, Turn
 
 LOMI = dict(id=1, title='Lomi', text='Lomi is a city in Tarva.')
@@ -36,7 +36,7 @@ def hidden(question='What is the country of Lomi?', found=(LOMI,)):
 def play(game, context, payloads):
     """Plays the items of a step together, as the engine does."""
     count = len(payloads)
-    issued = game.tasks(STEP, TaskPool(), BatchCursor(missing=count))[:count]
+    issued = game.tasks(STEP, QuestionPool(), BatchCursor(missing=count))[:count]
     tasks = []
     for i, (task, payload) in enumerate(zip(issued, payloads)):
         neighbours = (issued[(i + 1) % count].identity,) if count > 1 else ()
@@ -113,10 +113,10 @@ def episode(proposal=None, solver=WRONG, checker=(), judge=None, **changes):
 
 def filled(kind, questions=3, step=8, round=1, **changes):
     """Kinds of the tasks that fill a batch."""
-    pool = TaskPool()
+    pool = QuestionPool()
     for number in range(questions):
         pool.add(Question(f'What is {number}?', ('x',)))
-    cursor = BatchCursor(phase=16, step=step, round=round, missing=5)
+    cursor = BatchCursor(drawn_in_phase=16, drawn_in_step=step, round=round, missing=5)
     tasks = recipe(ssp__fill=kind, **changes).tasks(STEP, pool, cursor)
     assert {task.identity for task in tasks} == {(7, step + i) for i in range(len(tasks))}
     kinds = {(type(task.payload).__name__, task.external) for task in tasks}
@@ -143,7 +143,7 @@ def test_the_check_mixes_in_what_others_read(noise, seen):
     proposals = [hidden(), hidden(found=(GUMU,)), hidden(found=(third,))]
     context = ScriptedContext(proposer=proposals, checker=WRONG)
     game = recipe(ssp__noise=noise, proposer__batch=3)
-    tasks = game.tasks(STEP, TaskPool(), BatchCursor(missing=3))
+    tasks = game.tasks(STEP, QuestionPool(), BatchCursor(missing=3))
     scripted.run_episodes(game, context, STEP, tasks)
     assert [text.count('Title:') for text in checked(context)] == [seen] * 3
 
@@ -152,7 +152,7 @@ def noise_of(game, *others, read=(LOMI,)):
     """Ids of what the check of the first of several answers mixes in; `others`: what the other proposers read."""
     proposals = [hidden(found=found) for found in (read, *others)]
     context = ScriptedContext(proposer=proposals, checker=WRONG[:1] * len(proposals))
-    tasks = game.tasks(STEP, TaskPool(), BatchCursor(missing=len(proposals)))
+    tasks = game.tasks(STEP, QuestionPool(), BatchCursor(missing=len(proposals)))
     scripted.run_episodes(game, context, STEP, tasks)
     (documents,) = [
         fields['documents']
@@ -196,16 +196,16 @@ def test_a_passage_that_both_read_is_no_noise():
 
 
 def test_late_answers_are_checked_among_as_many_neighbours():
-    cursor = BatchCursor(phase=8, step=8, round=1, missing=1, external=8)
-    (late,) = recipe(ssp__fill='resample', ssp__noise=4).tasks(STEP, TaskPool(), cursor)
+    cursor = BatchCursor(drawn_in_phase=8, drawn_in_step=8, round=1, missing=1, external=8)
+    (late,) = recipe(ssp__fill='resample', ssp__noise=4).tasks(STEP, QuestionPool(), cursor)
     assert late.payload.noise_from == tuple((7, number) for number in range(8))
 
 
 def test_replayed_questions_do_not_use_up_the_deck():
     game = recipe(proposer__batch=8, solver__batch=8)
     answers = []
-    for cursor in (BatchCursor(missing=8), BatchCursor(phase=14, external=8, missing=8)):
-        answers += [task.payload.answer for task in game.tasks(STEP, TaskPool(), cursor)]
+    for cursor in (BatchCursor(missing=8), BatchCursor(drawn_in_phase=14, external=8, missing=8)):
+        answers += [task.payload.answer for task in game.tasks(STEP, QuestionPool(), cursor)]
     assert answers == [item.answer for item in in_epochs(game._answers, 0, 16, game.config.seed)]
 
 
@@ -241,7 +241,7 @@ def test_a_failing_neighbour_keeps_nobody_waiting():
 def test_an_old_question_is_solved_again_without_a_proposer():
     context = ScriptedContext(solver=WRONG)
     game = recipe(ssp__fill='replay_full')
-    pool = TaskPool()
+    pool = QuestionPool()
     pool.add(Question('What is 1?', ('x',)))
     (task,) = game.tasks(STEP, pool, BatchCursor(8, 8, 1, 1))
     (outcome,) = scripted.run_episodes(game, context, STEP, [task])

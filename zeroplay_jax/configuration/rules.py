@@ -229,7 +229,7 @@ def roles(config: Config, recipe: type[Recipe]) -> Iterator[Problem]:
             )
             yield Problem('recipe', text)
         if moment == ['best'] and not config.checkpoint.best:
-            text = f'role {role.name} plays with the weights of the best evaluation; name its metric, such as em/mean'
+            text = f'role {role.name} samples with the weights of the best evaluation; name its metric, such as em/mean'
             yield Problem('checkpoint.best', text)
         if role.prompt not in templates:
             text = f'role {role.name} has the prompt {role.prompt!r}; declare it in Recipe.prompts'

@@ -14,7 +14,7 @@ import numpy as np
 from zeroplay_jax.data import answer_fields, files
 from zeroplay_jax.objectives.rewards import stratify
 from zeroplay_jax.selfplay.library import Library, documents_for
-from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, Step, TaskPool, in_epochs
+from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, QuestionPool, Step, in_epochs
 from zeroplay_jax.settings.kinds import Problem
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.types import Json, Question, Task, UserError, identity_rng
@@ -282,7 +282,7 @@ def documents_of(config: Config, phase: Phase) -> int:
 
 
 def tasks_in_turns(
-    config: Config, documents: DocumentSampler, step: Step, pool: TaskPool, cursor: BatchCursor
+    config: Config, documents: DocumentSampler, step: Step, pool: QuestionPool, cursor: BatchCursor
 ) -> list[Task]:
     """Returns the tasks of a step: what the phase trains decides about them (`documents_of`); [] ends the step.
 
@@ -292,8 +292,8 @@ def tasks_in_turns(
     size = documents_of(config, step.phase)
     if not size:
         count = _round_size(config.solver, cursor)
-        questions = pool.batch(config.seed, step.phase.iteration, cursor.phase, count)
-        return numbered_tasks(step, questions, first=cursor.step)
+        questions = pool.batch(config.seed, step.phase.iteration, cursor.drawn_in_phase, count)
+        return numbered_tasks(step, questions, first=cursor.drawn_in_step)
     # Rejected proposals are not replaced: the proposer learns validity from their low rewards.
     if cursor.round > 0:
         return []
@@ -313,8 +313,8 @@ def dataset_tasks(
     """
     count = _round_size(config.solver, cursor)
     earlier = step.phase.iteration * step.phase.steps * config.solver.batch
-    taken = in_epochs(questions, earlier + cursor.phase, count, config.seed)
-    return numbered_tasks(step, taken, first=cursor.step, external=True)
+    taken = in_epochs(questions, earlier + cursor.drawn_in_phase, count, config.seed)
+    return numbered_tasks(step, taken, first=cursor.drawn_in_step, external=True)
 
 
 def numbered_tasks(

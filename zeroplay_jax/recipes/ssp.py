@@ -136,7 +136,7 @@ class Recipe(RecipeBase):
             # The pool is shuffled in every step: the step's number takes the place of the iteration. It holds the
             # questions of earlier steps only: those of this step are added after its last round.
             questions = pool.batch(self.config.seed, step.number, 0, cursor.missing)
-            return numbered_tasks(step, questions, first=cursor.step)
+            return numbered_tasks(step, questions, first=cursor.drawn_in_step)
         return []
 
     def _answer_tasks(self, step, cursor, count: int) -> list[Task]:
@@ -145,7 +145,7 @@ class Recipe(RecipeBase):
         The noise of each comes from the tasks after it in the step; after the last task the first one follows.
         """
         # Tasks of earlier rounds count as neighbours, so that a round of one task has noise as well.
-        total = cursor.step + count
+        total = cursor.drawn_in_step + count
         settings = self.config.ssp
         # Not every neighbour has a passage that is no evidence, so documents may come from any of them.
         neighbours = total - 1 if settings.noise else 0
@@ -153,12 +153,12 @@ class Recipe(RecipeBase):
             neighbours = min(settings.noise, neighbours)
         answers = in_epochs(self._answers, cursor.external, count, self.config.seed)
         hidden = []
-        for number, answer in enumerate(answers, cursor.step):
+        for number, answer in enumerate(answers, cursor.drawn_in_step):
             # The next tasks are as good as random ones, because answers are in random order already.
             following = range(number + 1, number + 1 + neighbours)
             noise_from = tuple((step.number, index % total) for index in following)
             hidden.append(dataclasses.replace(answer, noise_from=noise_from))
-        return numbered_tasks(step, hidden, first=cursor.step, external=True)
+        return numbered_tasks(step, hidden, first=cursor.drawn_in_step, external=True)
 
     async def episode(self, context, step, task):
         """Runs one task: hides an answer, checks the question and solves it; or solves an earlier question again."""

@@ -16,7 +16,7 @@ import numpy as np
 from zeroplay_jax.evaluation import statistics
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.rollout.tokens import text_spans
-from zeroplay_jax.run.outcome import Alarm, Played, RunState
+from zeroplay_jax.run.outcome import Alarm, EndedStep, RunState
 from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.runtime.log import MetricsWriter
@@ -68,16 +68,16 @@ class Log:
             writer.write_parameters({name: learner.params for name, learner in learners.items()})
         return writer
 
-    def after(self, played: Played, alarms: Sequence[Alarm]) -> None:
+    def after(self, ended: EndedStep, alarms: Sequence[Alarm]) -> None:
         """Writes what a step has left."""
         if self._writer is None:
             return
-        config, step, phase = self._engine.config, played.step, played.step.phase
-        self._writer.write_scalars(step.number, phase.iteration, phase.name, played.metrics)
+        config, step, phase = self._engine.config, ended.step, ended.step.phase
+        self._writer.write_scalars(step.number, phase.iteration, phase.name, ended.metrics)
         limit = config.log_trajectories
-        records = trajectory_records(config.recipe, self._rollouts, step, played.rows, limit)
+        records = trajectory_records(config.recipe, self._rollouts, step, ended.rows, limit)
         self._writer.write('trajectories', records)
-        if played.is_evaluation:
+        if ended.is_evaluation:
             return
         step_fields = {
             'system': config.recipe,
@@ -105,13 +105,13 @@ class Screen:
         self._engine = engine
         self._bar = bar
 
-    def after(self, played: Played, alarms: Sequence[Alarm]) -> None:
+    def after(self, ended: EndedStep, alarms: Sequence[Alarm]) -> None:
         """Moves the bar, and prints lines about a step."""
         self._bar.update()
-        self._bar.note = _rewards_text(played.metrics) or self._bar.note
+        self._bar.note = _rewards_text(ended.metrics) or self._bar.note
         lines = list(self._engine.learning.notices)
-        if played.is_evaluation:
-            lines = [evaluation_text(played.step, played.metrics)]
+        if ended.is_evaluation:
+            lines = [evaluation_text(ended.step, ended.metrics)]
         lines += [f'alarm: {alarm.text}' for alarm in alarms]
         for line in lines if self._hosts.is_first else ():
             print(line, file=sys.stderr)

@@ -22,7 +22,7 @@ from zeroplay_jax.run import build, ending, run_folder
 from zeroplay_jax.run.hooks import Log, Screen, rendering_check, traced
 from zeroplay_jax.run.outcome import (
     Alarms,
-    Played,
+    EndedStep,
     RunState,
     current_stop,
     raise_if_nothing_found,
@@ -176,27 +176,27 @@ def _train(
         for step, next_step in itertools.zip_longest(steps[first_step:], steps[first_step + 1 :]):
             try:
                 with traced(config.profile.steps, step.number, place.workdir):
-                    played = play(context, engine, step, next_step, state)
+                    ended = run_step(context, engine, step, next_step, state)
             except Preempted:
                 # Only the rollouts of this step are lost: the state is that before it.
                 saver.save_now(step.number)
                 moment = f'before step {state.cursor} of {len(steps)}'
                 raise Preempted(f'stopped by SIGTERM, everything is saved {moment}') from None
             # Saving follows the log of its step, so its time is logged with the next one.
-            played.metrics.update(cache.take_metrics() | {'seconds/save': saver.seconds})
+            ended.metrics.update(cache.take_metrics() | {'seconds/save': saver.seconds})
             # All processes get the same alarms: the watched metrics are those of the whole step.
-            alarms = watch.check(step, played.metrics)
+            alarms = watch.check(step, ended.metrics)
             # A stop waits for a step that can be saved.
             can_stop = saver.can_save(step.number + 1)
             stop = stop_after(config, engine, step, alarms) if can_stop else None
             for hook in hooks:
-                hook.after(played, alarms)
-            raise_if_weights_are_lost(step, played.metrics, saver.checkpoints, state.cursor)
+                hook.after(ended, alarms)
+            raise_if_weights_are_lost(step, ended.metrics, saver.checkpoints, state.cursor)
             ending.export_iteration(place.workdir, context, engine, step, next_step, state)
             ending.export_step(place.workdir, context, engine, step.number + 1, state)
             state.stopped, state.alarms = stop, dict(watch.in_a_row)
             # Logs are written before the checkpoint, so no saved step lacks its records.
-            saver.after(step, played.metrics, is_last=next_step is None)
+            saver.after(step, ended.metrics, is_last=next_step is None)
             try:
                 place.after_step()
             except UserError:
@@ -206,9 +206,9 @@ def _train(
                 break
 
 
-def play(
+def run_step(
     context: build.RunContext, engine: Engine, step: Step, next_step: Step | None, state: RunState
-) -> Played:
+) -> EndedStep:
     """Runs one step of any kind. Results of an evaluation also enter `state`.
 
     Raises:
@@ -222,7 +222,7 @@ def play(
         metrics, rows = engine.run_step(step, bar.update, next_step)
     if rows:
         metrics |= rendering_check(context.rollouts, rows)
-    return Played(step, metrics, rows)
+    return EndedStep(step, metrics, rows)
 
 
 def _evaluate(
@@ -231,7 +231,7 @@ def _evaluate(
     step: Step,
     state: RunState,
     on_episode_end: Callable[[], None],
-) -> Played:
+) -> EndedStep:
     """Evaluates how the recipe answers, and adds the results to `state`.
 
     Raises:
@@ -268,7 +268,7 @@ def _evaluate(
     metrics |= record_scores(state, str(step.number), rows, config.eval.metric)
     for name, count in judge_stats.items():
         metrics[f'judge/{name}'] = float(count)
-    return Played(step, metrics, rows)
+    return EndedStep(step, metrics, rows)
 
 
 def record_scores(

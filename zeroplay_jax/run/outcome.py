@@ -76,7 +76,7 @@ class Stop:
     line: str
 
 
-class Played(NamedTuple):
+class EndedStep(NamedTuple):
     """A step that has ended; equal on all processes.
 
     Attributes:

@@ -142,13 +142,13 @@ def describe(
       evaluated: name of the one that is evaluated.
       templates: prompts by name.
     """
-    players: dict[str, list[Role]] = {}
+    roles_by_weights: dict[str, list[Role]] = {}
     for role in roles:
-        others = players.setdefault(role.weights, [])
+        others = roles_by_weights.setdefault(role.weights, [])
         # The evaluated one comes first.
         others.insert(0 if role.name == evaluated else len(others), role)
     texts = {}
-    for weights, roles_of_weights in players.items():
+    for weights, roles_of_weights in roles_by_weights.items():
         arguments = (config, folder, roles_of_weights, templates, weights)
         whole = {
             'README.md': model_card(*arguments),
@@ -211,7 +211,7 @@ def model_card(
 
     Args:
       config, folder, templates: as of `describe`.
-      roles: that the policy plays, at least one; the evaluated one first.
+      roles: that the policy samples for, at least one; the evaluated one first.
       weights: name of the policy.
       is_adapter: whether the folder has an adapter (PEFT) and not whole weights.
     """

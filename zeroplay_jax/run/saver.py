@@ -25,6 +25,10 @@ BEST_FOLDER = 'best'
 class Saver:
     """Saves the state of a run: the last steps, and the best evaluation beside them (`config.checkpoint.best`).
 
+    A run whose schedule was made longer leaves out the evaluation that ended the shorter one (`restored`), so its next
+    step ends at the number of that last checkpoint. The checkpoint is kept, and this step is not saved again: whoever
+    stops there repeats it.
+
     All processes must call the methods.
 
     Attributes:
@@ -75,7 +79,7 @@ class Saver:
         if not self._config.best:
             return
         workdir, is_shared = self._place.workdir, self._place.is_shared
-        # It is behind the state at the end of a shorter schedule.
+        # After a longer schedule the newest checkpoint is that of the shorter one, behind the state.
         newest = max(state.cursor, self.checkpoints.latest() or 0)
         kept = remove_after(self._hosts, workdir / BEST_FOLDER, newest, is_shared)
         # A later one had replaced the best one of the steps before.
@@ -86,14 +90,14 @@ class Saver:
     def save(self, next_number: int) -> None:
         """Starts to save the state before step `next_number`.
 
-        Does nothing where that is not possible (`can_save`): a run that ends now plays the step before again.
+        Does nothing where `can_save` says no.
         """
         if self.can_save(next_number):
             self._save(self.checkpoints, next_number)
             self.state.cursor = next_number
 
     def can_save(self, next_number: int) -> bool:
-        """Returns whether no checkpoint has this number: that of the end of a shorter schedule stays."""
+        """Returns False for the number at which a shorter schedule ended."""
         return self.checkpoints.latest() != next_number
 
     def save_now(self, next_number: int) -> None:

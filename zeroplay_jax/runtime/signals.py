@@ -111,7 +111,7 @@ def _exit(terminal: int, line: bytes, status: int, *_: Any) -> NoReturn:
 _FOLDER = 'zeroplay_jax/preempted/'
 # Seconds between two looks at what other processes got.
 _POLL_SECONDS = 0.5
-# What a run completes while it plays rollouts: at most a compilation.
+# What a run completes while it samples rollouts: at most a compilation.
 _ROUND = 'this round of its rollouts, which are dropped'
 
 

@@ -2,9 +2,9 @@
 
 With `rollout.ahead=1` the first episodes of step s + 1 begin together with step s, where both train the same roles of
 one phase. They use the slots that step s leaves free, rest while it updates the weights, and end with step s + 1. What
-is drawn, and the version of the weights that plays it, is a function of counts and outcomes, never of the clock: tasks
+is drawn, and with which version of the weights, is a function of counts and outcomes, never of the clock: tasks
 are drawn in the order round 0 of s, round 0 of s + 1, further rounds of s; and all rollouts of step s + 1, those of
-further rounds included, are played by the weights, and with the state of the recipe, that are current when step s
+further rounds included, are sampled by the weights, and with the state of the recipe, that are current when step s
 begins.
 """
 
@@ -26,7 +26,7 @@ from zeroplay_jax.selfplay.judge import judgements_of_episode
 from zeroplay_jax.selfplay.metrics import invalid_reason
 from zeroplay_jax.selfplay.recipe import Recipe, state_of, with_state
 from zeroplay_jax.selfplay.records import NO_ROLLOUT
-from zeroplay_jax.selfplay.schedule import BatchCursor, Step, TaskPool
+from zeroplay_jax.selfplay.schedule import BatchCursor, QuestionPool, Step
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.types import (
     Json,
@@ -68,7 +68,7 @@ class Collector:
     config: Config
     recipe: Recipe
     context: RolloutContext
-    pool: TaskPool
+    pool: QuestionPool
     filter: GroupFilter
     drawn: int = 0
     drawn_external: int = 0
@@ -89,7 +89,7 @@ class Collector:
 
     @property
     def versions_ahead(self) -> Mapping[str, int]:
-        """Name of weights → version that plays the step that is drawn already; empty without such a step."""
+        """Name of weights → version that samples for the step that is drawn already; empty without such a step."""
         return {} if self.ahead is None else self.ahead.episodes.versions
 
     def collect(
@@ -114,19 +114,19 @@ class Collector:
         context = self.ahead
         was_drawn = context is not None
         if context is None:
-            context = self._draw(step, self._missing_groups(step, []))
+            context = self._begin(step, self._missing_groups(step, []))
         elif context.episodes.number != step.number:
             number = context.episodes.number
             raise RuntimeError(f'step {number} is in progress; run it before step {step.number}')
         elif context.episodes.step is None:
-            self._start(context, step)
+            self._draw_and_start(context, step)
         self.ahead = None
         try:
             if next_step is not None and self._may_begin(step, next_step):
                 # Nothing is carried over with `rollout.ahead`, so a whole batch is missing.
                 roles = self.recipe.roles_with_tasks(step.phase)
                 batches = [self.config[role].batch for role in roles]
-                self.ahead = self._draw(next_step, max(batches))
+                self.ahead = self._begin(next_step, max(batches))
             self._end(context, on_episode_end)
         except BaseException:
             # Where the caller continues, or saves a checkpoint, it begins this step again, with the same draws and
@@ -164,8 +164,8 @@ class Collector:
         is_same_phase = next_step.phase == step.phase and next_step.index == step.index + 1
         return is_same_phase and not clears_pool(next_step)
 
-    def _draw(self, step: Step, missing: int) -> RolloutContext:
-        """Draws the first round of a step, which the newest weights play, and starts its episodes."""
+    def _begin(self, step: Step, missing: int) -> RolloutContext:
+        """Begins a step at the present positions, with the newest weights: draws its first round and starts it."""
         episodes = Episodes(
             versions=dict(self.weights.newest),
             number=step.number,
@@ -175,18 +175,21 @@ class Collector:
             recipe_state=state_of(self.recipe),
         )
         context = self.context.bound(episodes)
-        self._start(context, step)
+        self._draw_and_start(context, step)
         self._advance(episodes.tasks)
         self.weights.pin(episodes.versions)
         return context
 
-    def _start(self, context: RolloutContext, step: Step) -> None:
-        """Starts the episodes of the first round of a step."""
+    def _draw_and_start(self, context: RolloutContext, step: Step) -> None:
+        """Draws the first round of a step at the positions that its context holds, and starts its episodes.
+
+        Called by `_begin`, and again for a step that was begun before a restore, a `cancel` or an error.
+        """
         episodes = context.episodes
         # After a restore the pool may have more questions than when the round was drawn.
         pool = self.pool.earlier(episodes.pool_size, episodes.pool_drops)
-        episodes.player = with_state(self.recipe, episodes.recipe_state)
-        episodes.tasks = episodes.player.tasks(step, pool, episodes.cursor)
+        episodes.recipe = with_state(self.recipe, episodes.recipe_state)
+        episodes.tasks = episodes.recipe.tasks(step, pool, episodes.cursor)
         # Last, so that a step whose tasks cannot be drawn has not begun.
         episodes.step = step
         # Nothing waits for a step without episodes.
@@ -225,13 +228,13 @@ class Collector:
             episodes.outcomes += outcomes
             round_number += 1
             cursor = BatchCursor(
-                phase=self.drawn,
-                step=len(episodes.tasks),
+                drawn_in_phase=self.drawn,
+                drawn_in_step=len(episodes.tasks),
                 round=round_number,
                 missing=self._missing_groups(step, episodes.rows),
                 external=self.drawn_external,
             )
-            tasks = episodes.player.tasks(step, self.pool, cursor)
+            tasks = episodes.recipe.tasks(step, self.pool, cursor)
             if tasks:
                 episodes.tasks = episodes.tasks + tasks
                 self._advance(tasks)
@@ -288,7 +291,7 @@ class Collector:
         """
         judgements_of_episode.set([])
         try:
-            outcome = await context.episodes.player.episode(context, step, task)
+            outcome = await context.episodes.recipe.episode(context, step, task)
         except TaskDropped as drop:
             # Which judgements had ended, where others were still asked for, depends on the clock.
             judgements_of_episode.set([])
@@ -314,7 +317,7 @@ class Collector:
             # Several judgements of a task are several groups.
             group = int(identity_key(0, judgement.identity).view(np.int64)[0])
             for number, rollout in enumerate(judgement.rollouts):
-                reward = context.episodes.player.judge_reward(task, judgement, number)
+                reward = context.episodes.recipe.judge_reward(task, judgement, number)
                 info = RowInfo(details={'verdict': judgement.verdicts[number]})
                 rows.append(Row(judgement.role, rollout, reward, group, info=info))
         return rows

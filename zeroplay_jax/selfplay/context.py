@@ -68,14 +68,14 @@ class Episodes:
       versions: name of weights → version that its rollouts are sampled with; the newest where none is named.
       number: number of the step.
       cursor: position at which its first round was drawn.
-      pool_size, pool_drops: `TaskPool.questions` (their number) and `drops` when its first round was drawn.
+      pool_size, pool_drops: `QuestionPool.questions` (their number) and `drops` when its first round was drawn.
       recipe_state: state of the recipe at that moment; None: it has none.
-      player: the recipe with that state, which makes its tasks and plays them; None before its episodes begin.
+      recipe: the recipe with that state, which makes its tasks and runs their episodes; None before its episodes begin.
       step: the step; None before its episodes begin.
       tasks: its tasks, of all rounds so far.
       outcomes: outcomes of the rounds that have ended.
       rollouts: rollouts that its episodes asked for in this process.
-      replays: those that were played anew, because a tool failed.
+      replays: those that were sampled anew, because a tool failed.
       scored_texts, scored_tokens: texts whose log-probs they asked for in this process; their tokens, and those of the
         contexts.
       continued: identities of rollouts of which another one is the continuation; they cannot be rows.
@@ -88,7 +88,7 @@ class Episodes:
     pool_size: int = 0
     pool_drops: Mapping[str, int] = dataclasses.field(default_factory=dict)
     recipe_state: Json | None = None
-    player: Any = None
+    recipe: Any = None
     step: Step | None = None
     tasks: list[Task] = dataclasses.field(default_factory=list)
     outcomes: list[Outcome] = dataclasses.field(default_factory=list)
@@ -108,7 +108,7 @@ class Episodes:
         return rows
 
     def state(self) -> Json:
-        """Returns what is needed to draw the first round again, played by the same weights."""
+        """Returns what is needed to draw the first round again, sampled by the same weights."""
         names = ('number', 'pool_size', 'pool_drops', 'versions', 'recipe_state')
         cursor = dataclasses.asdict(self.cursor)
         return {name: getattr(self, name) for name in names} | {'cursor': cursor}
@@ -131,7 +131,7 @@ class RolloutContext:
       hosts: the processes that share the episodes of a step.
       episodes: those that ask for rollouts here.
       replays: largest number of replays of a rollout whose tool failed.
-      model: at a server, plays all roles of an evaluation in place of the scheduler's weights; None: there is none.
+      model: at a server, in place of the weights of all roles of an evaluation; None: there is none.
     """
 
     scheduler: Scheduler
@@ -410,7 +410,7 @@ class RolloutContext:
             self.episodes.requests.add(name)
         self.episodes.rollouts += request.samples
         rollouts = await self.scheduler.rollout(request)
-        # A failure before the request cannot be played anew.
+        # A failure before the request cannot be sampled anew.
         if self.replays and not (request.before is not None and request.before.has_tool_failure):
             pending = [self._replayed(request, number, one) for number, one in enumerate(rollouts)]
             rollouts = await asyncio.gather(*pending)

@@ -28,7 +28,7 @@ from zeroplay_jax.selfplay.metrics import Stats, ratios, rollout_stats
 from zeroplay_jax.selfplay.proposal_record import ProposalRecord
 from zeroplay_jax.selfplay.recipe import Recipe, RoleSpec, check_unchanged, state_of
 from zeroplay_jax.selfplay.records import LearningRecord, empty_step_reasons
-from zeroplay_jax.selfplay.schedule import Step, TaskPool
+from zeroplay_jax.selfplay.schedule import QuestionPool, Step
 from zeroplay_jax.selfplay.task_log import filtered_groups_log, task_log
 from zeroplay_jax.selfplay.update import RolePlan, RoleUpdates
 from zeroplay_jax.settings.schema import Config
@@ -65,7 +65,7 @@ class Engine:
     value_networks: Mapping[str, ValueNetwork] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.pool = TaskPool()
+        self.pool = QuestionPool()
         # The newest version of weights minus `trajectory.version` is a rollout's age.
         self.weights = self.context.scheduler.weights
         # Records for tasks.jsonl of the last `run_step`, and its updates where config.log.rows has the step.
@@ -85,7 +85,7 @@ class Engine:
         )
         self.learning = LearningRecord()
         self.proposals = ProposalRecord()
-        # Names of the snapshots that roles play with.
+        # Names of the snapshots that roles sample with.
         names = {role.weights for role in self.context.roles.values()}
         self.snapshots = sorted(name for name in names if MOMENT in name)
         for name in self.learners:
@@ -206,7 +206,7 @@ class Engine:
     def _check_rollouts(self, context: RolloutContext) -> dict[str, float]:
         """Returns what `check_and_reset_failures` does, and raises if the recipe changed its state meanwhile."""
         episodes = context.episodes
-        check_unchanged(episodes.player, episodes.recipe_state)
+        check_unchanged(episodes.recipe, episodes.recipe_state)
         return self.check_and_reset_failures()
 
     def _prepare_step(self, step: Step) -> list[Row]:
@@ -286,8 +286,8 @@ class Engine:
     def device_state(self) -> dict[str, Any]:
         """The arrays of a checkpoint: `Learner.state` by name of the weights, `ValueNetwork.state` by prefix and role.
 
-        With `rollout.ahead` also 'ahead', the weights that play the next step, whether it has begun or not. Snapshots
-        are with the weights that they are of, under their name.
+        With `rollout.ahead` also 'ahead', the weights of the next step's rollouts, whether it has begun or not.
+        Snapshots are with the weights that they are of, under their name.
         """
         states = {}
         for name, learner in self.learners.items():

@@ -297,7 +297,7 @@ _EXAMPLES: Mapping[str, tuple[Any, ...]] = {
 
 
 def check_judge(context: RolloutContext, config, judgements: Sequence[str]) -> None:
-    """Asks a server for one example of each judgement, before rollouts are played that it has no verdict for.
+    """Asks a server for one example of each judgement, before rollouts are sampled that it has no verdict for.
 
     Args:
       context: its scheduler runs the requests; its prompts are the judge's.

@@ -20,7 +20,7 @@ from zeroplay_jax.objectives.registry import did_you_mean
 from zeroplay_jax.rollout.prompts import Prompts
 from zeroplay_jax.selfplay.answers import prompt_fields
 from zeroplay_jax.selfplay.judge import PROMPTS, Judgement
-from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, Step, TaskPool, all_steps
+from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, QuestionPool, Step, all_steps
 from zeroplay_jax.settings.kinds import AbsentSection, ConfigError, Problem, Section
 from zeroplay_jax.types import Json, Outcome, Question, Task, Trajectory, UserError, first_line
 
@@ -165,7 +165,7 @@ class Recipe:
         """Returns the schedule without evaluations."""
         raise TypeError(f'{type(self).__module__}: Recipe.phases is not defined')
 
-    def tasks(self, step: Step, pool: TaskPool, cursor: BatchCursor) -> list[Task]:
+    def tasks(self, step: Step, pool: QuestionPool, cursor: BatchCursor) -> list[Task]:
         """Returns the next tasks of a step; an empty list ends the step. Called until then, once per round.
 
         It must be a function of the arguments alone, so that all processes and a resumed run get the same tasks. With
@@ -195,7 +195,7 @@ class Recipe:
 
         The default asks `evaluated_role` once. A recipe whose agent is more than one rollout does here what its
         episodes do. It has `self.config` and no other attribute: the constructor, which needs the inputs of training,
-        is not called. In `evaluate` and `ask` the policy that is given plays all roles.
+        is not called. In `evaluate` and `ask` the policy that is given samples for all roles.
 
         Args:
           context: roles of the policy have the temperature of the evaluation; give `ask` none.
@@ -253,7 +253,7 @@ class Recipe:
                 continue
             batches = [self.config[role].batch for role in self.roles_with_tasks(step.phase)]
             cursor = dataclasses.replace(cursor, missing=max(batches, default=0))
-            tasks = self.tasks(step, TaskPool(), cursor)
+            tasks = self.tasks(step, QuestionPool(), cursor)
             # Every n-th task is taken, because tasks may be sorted, for example by hop count.
             stride = max(len(tasks) // _MEASURED_TASKS, 1)
             for task in tasks[::stride]:
@@ -261,7 +261,8 @@ class Recipe:
             tasks_of_phase[name] = count + len(tasks[::stride])
             external = sum(task.external for task in tasks)
             cursor = BatchCursor(
-                phase=cursor.phase + len(tasks), external=cursor.external + external
+                drawn_in_phase=cursor.drawn_in_phase + len(tasks),
+                external=cursor.external + external,
             )
         return selected
 
@@ -410,25 +411,25 @@ def with_state(recipe: Recipe, state: Json | None) -> Recipe:
     if state is None:
         return recipe
     before = state_of(recipe)
-    played = copy.copy(recipe)
-    played.restore(copy.deepcopy(state))
-    if state_of(recipe) != before or state_of(played) != state:
+    of_step = copy.copy(recipe)
+    of_step.restore(copy.deepcopy(state))
+    if state_of(recipe) != before or state_of(of_step) != state:
         raise UserError(
             f'{type(recipe).__module__}: Recipe.restore does not give back what state returned, or changes objects in '
             'place; set every attribute of the state anew'
         )
-    return played
+    return of_step
 
 
-def check_unchanged(played: Recipe, state: Json | None) -> None:
+def check_unchanged(recipe: Recipe, state: Json | None) -> None:
     """Raises UserError if tasks or episodes of a step changed the state with which it was drawn.
 
     Args:
-      played: the recipe that played the step, of `with_state`.
+      recipe: the recipe of the step, of `with_state`.
       state: the state of the step.
     """
-    if state is not None and state_of(played) != state:
+    if state is not None and state_of(recipe) != state:
         raise UserError(
-            f'{type(played).__module__}: the state of the recipe changed while a step was played; change it in '
+            f'{type(recipe).__module__}: the state of the recipe changed while a step ran; change it in '
             'Recipe.after_step alone, and set its attributes anew in Recipe.restore'
         )

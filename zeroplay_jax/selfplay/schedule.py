@@ -13,7 +13,7 @@ from zeroplay_jax.types import Json, Question, identity_rng
 T = TypeVar('T')
 
 
-class TaskPool:
+class QuestionPool:
     """Questions in order of arrival, without repeats; refusals and drops are counted by reason.
 
     Attributes:
@@ -59,9 +59,9 @@ class TaskPool:
             return []
         return in_epochs(self.questions, begin, size, seed, iteration)
 
-    def earlier(self, size: int, drops: Mapping[str, int]) -> TaskPool:
+    def earlier(self, size: int, drops: Mapping[str, int]) -> QuestionPool:
         """Returns the pool as it was with its first `size` questions and these drops, to be read."""
-        pool = TaskPool()
+        pool = QuestionPool()
         pool.questions = self.questions[:size]
         pool.drops.update(drops)
         return pool
@@ -131,9 +131,9 @@ class BatchCursor:
     """Position in the recipe's tasks when a step requests more of them.
 
     Attributes:
-      phase: number of tasks drawn earlier in this phase, in this step included; with `rollout.ahead` also the first
-        ones of the next step.
-      step: number of tasks drawn earlier in this step.
+      drawn_in_phase: number of tasks drawn earlier in this phase, in this step included; with `rollout.ahead` also
+        the first ones of the next step.
+      drawn_in_step: number of tasks drawn earlier in this step.
       round: number of earlier requests in this step. Round 0 draws its first tasks; later rounds draw more, in the
         built-in recipes only with `filter_groups`.
       missing: groups that the batch still lacks, of the trained role that lacks most; in round 0, the batch size minus
@@ -141,8 +141,8 @@ class BatchCursor:
       external: number of external tasks (`Task.external`) drawn earlier in this phase.
     """
 
-    phase: int = 0
-    step: int = 0
+    drawn_in_phase: int = 0
+    drawn_in_step: int = 0
     round: int = 0
     missing: int = 0
     external: int = 0

@@ -70,8 +70,8 @@ class Rollout(Section):
     """Train on rollouts that ended at a limit, or drop them."""
     failed: Literal['keep', 'drop', 'retry'] = 'drop'
     """Rollouts in which a tool failed or timed out: train on them (keep: the policy pays for its slow calls), drop
-    them, or play them anew twice at most, then drop (retry). What a judge's server failed at is dropped, too; with keep
-    a missing verdict approves nothing."""
+    them, or sample them anew twice at most, then drop (retry). What a judge's server failed at is dropped, too; with
+    keep a missing verdict approves nothing."""
     deterministic: bool = True
     """Wait for slow tools. False: slow calls become error observations."""
     tool_timeout: PositiveFloat = 30.0

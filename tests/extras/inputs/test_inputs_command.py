@@ -17,7 +17,7 @@ from zeroplay_jax.extras.inputs import builders
 from zeroplay_jax.extras.inputs.builders import mentions
 from zeroplay_jax.runtime.disk import write_text
 from zeroplay_jax.selfplay.recipe import recipe_class
-from zeroplay_jax.selfplay.schedule import BatchCursor, Step, TaskPool
+from zeroplay_jax.selfplay.schedule import BatchCursor, QuestionPool, Step
 from zeroplay_jax.types import UserError
 
 
@@ -29,7 +29,7 @@ def made(recipe, change, phase='proposer', number=0):
     config.update(change)
     game = recipe_class(recipe)(config, library())
     first, *_ = (each for each in game.phases() if each.name == phase)
-    return game.tasks(Step(first, number, number), TaskPool(), BatchCursor(missing=20))
+    return game.tasks(Step(first, number, number), QuestionPool(), BatchCursor(missing=20))
 
 
 FILLER = ' '.join(['word'] * 20)

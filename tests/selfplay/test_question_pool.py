@@ -6,12 +6,12 @@ import pathlib
 
 from refused_calls import check_table
 
-from zeroplay_jax.selfplay.schedule import TaskPool
+from zeroplay_jax.selfplay.schedule import QuestionPool
 from zeroplay_jax.types import Question
 
 
 def filled(n=10):
-    pool = TaskPool()
+    pool = QuestionPool()
     for i in range(n):
         pool.add(Question(f'What is number {i}?', (str(i),)))
     return pool
@@ -19,7 +19,7 @@ def filled(n=10):
 
 def restored(pool):
     """The pool after a checkpoint."""
-    again = TaskPool()
+    again = QuestionPool()
     again.restore(json.loads(json.dumps(pool.state())))
     assert again.state() == pool.state() and again.batch(0, 0, 3, 3) == pool.batch(0, 0, 3, 3)
     return again
@@ -27,7 +27,7 @@ def restored(pool):
 
 def pooled(*entries, drops=()):
     """Why each question is turned away, and what the pool then holds; a restored pool turns all of them away."""
-    pool = TaskPool()
+    pool = QuestionPool()
     questions = [
         Question(entry) if isinstance(entry, str) else Question(entry[0], unique_key=entry[1])
         for entry in entries
@@ -43,7 +43,7 @@ def pooled(*entries, drops=()):
 
 
 def test_what_is_taken_and_turned_away():
-    check_table(pathlib.Path(__file__).parent / 'task_pool.txt', {'pooled': pooled})
+    check_table(pathlib.Path(__file__).parent / 'question_pool.txt', {'pooled': pooled})
 
 
 def test_every_question_comes_once_per_round():
