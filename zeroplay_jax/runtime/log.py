@@ -2,8 +2,8 @@
 
 A killed run resumes from its last checkpoint, which may be some steps older than the last line it wrote. The lines
 after that checkpoint are removed when the files are opened; the run then repeats those steps with the same values, but
-for times and rates, and writes them again. No curve shows such a step twice: TensorBoard drops them at the mark of a restart, and the services
-(Weights & Biases, MLflow) keep the values they have.
+for times and rates, and writes them again. No curve shows such a step twice: TensorBoard drops them at the mark of a
+restart, and the services (Weights & Biases, MLflow) keep the values they have.
 """
 
 from __future__ import annotations
