@@ -80,7 +80,7 @@ def policy(address, folder, seconds=SECONDS):
     request = Request('policy', np.zeros(0, np.int32), (0,), env)
     message = {'role': 'user', 'content': ('Who?',)}
     try:
-        (trajectory,) = asyncio.run(model.play(None, request, [message]))
+        (trajectory,) = asyncio.run(model.sample(None, request, [message]))
     except UserError as error:
         return False, str(error)
     return trajectory.turns[0].text == 'Correct', ''

@@ -342,7 +342,7 @@ def _evaluate_held_out(config: Config, run: RunContext) -> None:
 
 
 def _evaluate_in_workdir(config: Config) -> None:
-    """Plays and grades the open tasks of --sets into --workdir; prints the figures and a JSON object."""
+    """Answers and grades the open tasks of --sets into --workdir; prints the figures and a JSON object."""
     with progress.clock('loading libraries', config.progress):
         command_line.prepare_process()
         # It loads JAX, so it follows the checks of the command.

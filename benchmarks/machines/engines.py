@@ -1,6 +1,6 @@
 """Rollouts of known lengths, played without a device.
 
-What the device gets next (which rows are prefilled, which decode, which lose their pages) is decided by the real
+What the device gets next (which slots are prefilled, which decode, which lose their pages) is decided by the real
 `rollout.slots.SlotPool`: its decisions depend on lengths only, so they can be played in milliseconds. In place of the
 sampler, `Device` counts tokens; what a call costs comes from `costs`.
 """
@@ -197,23 +197,25 @@ class Device:
         """A prefill call computes all its entries."""
         self.busy += self.costs.extend()
 
-    def decode(self, params: Any, rows: np.ndarray, adapter: None) -> DecodeChunk:
+    def decode(self, params: Any, included: np.ndarray, adapter: None) -> DecodeChunk:
         """A decode call, which ends early when no row can continue."""
         before = self._length.copy()
         if self.config.is_paged:
-            self._decode_pages(rows)
+            self._decode_pages(included)
         else:
-            self._length += np.where(rows, np.minimum(self._limit - before, self.config.burst), 0)
+            self._length += np.where(
+                included, np.minimum(self._limit - before, self.config.burst), 0
+            )
             self.busy += self.costs.decode(int((self._length - before).max()))
         no_values: Any = None
         cached = self._cached.copy() if self.config.is_paged else None
         return DecodeChunk(no_values, no_values, self._length - before, cached)
 
-    def _decode_pages(self, rows: np.ndarray) -> None:
+    def _decode_pages(self, included: np.ndarray) -> None:
         """The steps of `rollout.token_steps`: every one feeds up to `token_budget` tokens."""
         budget = self.config.token_budget
         # The turns that began first are served first (`token_steps.tokens_of_budget`).
-        slots = np.flatnonzero(rows)
+        slots = np.flatnonzero(included)
         slots = slots[np.argsort(self.age[slots])]
         length, cached, limit = self._length[slots], self._cached[slots], self._limit[slots]
         for _ in range(self.config.burst):
@@ -265,7 +267,7 @@ class Engine:
         device.rollouts = self.pool.rollouts
         self.generated = 0
         self.ended = 0
-        # Weights that nothing reads; where there may be two versions, a device call names its rows.
+        # Weights that nothing reads; where there may be two versions, a device call names its slots.
         self._weights = WeightStore({'policy': 2})
         self._weights.params = collections.defaultdict(dict)
         limits = Limits(0, device.config.turn_tokens, observation_tokens=0)

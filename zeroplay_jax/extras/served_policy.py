@@ -80,7 +80,7 @@ class ServedModel:
             line += f'; --config.prompts={self._prompts} may not ask for <answer>, full does'
         return line
 
-    async def play(
+    async def sample(
         self, scheduler: Scheduler, request: Request, messages: Sequence[Message]
     ) -> list[Trajectory]:
         """Returns the rollouts of a request, without tokens; the server draws its own samples.

@@ -291,7 +291,7 @@ class RolloutContext:
             )
         if self.model is not None:
             messages = request.env.messages(template, **fields)
-            return await self.model.play(self.scheduler, request, messages)
+            return await self.model.sample(self.scheduler, request, messages)
         # Prompts are never truncated: cutting one from the left, as Search-R1 does, may remove the question.
         if len(ids) > asked_role.prompt_tokens:
             raise TaskDropped('prompt_too_long')

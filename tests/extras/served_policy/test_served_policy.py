@@ -94,13 +94,13 @@ def play(server, *questions, samples=1, way='search', changes=(), **options):
     """Results of questions, the context, and the rollouts."""
     context = context_of(config_of(server.address, **dict(changes)), **options)
     rollouts = []
-    plain = context.model.play
+    plain = context.model.sample
 
     async def recorded(*arguments):
         rollouts.append(await plain(*arguments))
         return rollouts[-1]
 
-    context.model.play = recorded
+    context.model.sample = recorded
     answered = answering.answer_all(
         context,
         questions or [QUESTION],

@@ -87,7 +87,7 @@ class Plan:
 
 
 def evaluate(config: Config, plan: Plan) -> dict[str, Any]:
-    """Plays and grades the tasks that are not recorded yet; writes the results and returns them.
+    """Answers and grades the tasks that are not recorded yet; writes the results and returns them.
 
     Prints the estimate before the policy is loaded; with `plan.only_estimate` it is returned, and nothing else happens.
 
@@ -194,7 +194,7 @@ def _key(config: Config) -> str:
 def estimate(
     tasks: Sequence[RubricTask], key: str, record: GradingRecord, samples: int
 ) -> dict[str, int]:
-    """Returns what is not recorded yet: 'tasks', 'rollouts' to play and 'judgements' of the judge with this key.
+    """Returns what is not recorded yet: 'tasks', 'rollouts' to sample and 'judgements' of the judge with this key.
 
     A judgement of a missing answer is unnecessary; of an answer that is not there yet it counts.
     """
@@ -203,8 +203,8 @@ def estimate(
         answers = record.answers.get(judgement.task)
         is_missing = answers is not None and not answers[judgement.sample].text
         asked += not is_missing and not record.is_graded(judgement)
-    unplayed = sum(task.id not in record.answers for task in tasks)
-    return {'tasks': len(tasks), 'rollouts': unplayed * samples, 'judgements': asked}
+    unanswered = sum(task.id not in record.answers for task in tasks)
+    return {'tasks': len(tasks), 'rollouts': unanswered * samples, 'judgements': asked}
 
 
 def check_prompts(
@@ -237,7 +237,7 @@ def _grade(
     record: GradingRecord,
     run: build.RunContext,
 ) -> None:
-    """Plays and grades what is not recorded, with a progress bar."""
+    """Answers and grades what is not recorded, with a progress bar."""
     named = judgements(tasks, key, plan.samples)
     graded = sum(map(record.is_graded, named))
     run.publish_weights(run.rollouts.scheduler.pools)
@@ -275,7 +275,7 @@ def grade_tasks(
     temperature: float | None = None,
     check_tools: Callable[[], None] = do_nothing,
 ) -> None:
-    """Plays the tasks without recorded answers, and asks the judgements without a recorded reply; records both.
+    """Answers the tasks without recorded answers, and asks the judgements without a recorded reply; records both.
 
     Args:
       context: roles, scheduler and prompts.
@@ -294,8 +294,8 @@ def grade_tasks(
     # that would be resumed.
     held: dict[str, tuple[Answer, ...]] = {}
 
-    async def play(task: RubricTask) -> None:
-        """Plays and grades one task."""
+    async def run_task(task: RubricTask) -> None:
+        """Answers and grades one task."""
         if task.id not in record.answers:
             identity = (_NUMBER, task.index)
             trajectories = await answer(
@@ -309,7 +309,7 @@ def grade_tasks(
         await grader.grade(task)
 
     grader.begin()
-    context.scheduler.run([play(task) for task in tasks])
+    context.scheduler.run([run_task(task) for task in tasks])
     check_tools()
     for task_id, answers in held.items():
         record.add_answers(task_id, answers)
