@@ -93,5 +93,5 @@ def test_a_snapshot_that_cannot_be_is_refused(name, monkeypatch):
 def test_the_best_one_needs_a_metric():
     config = run_library.league_config()
     config.checkpoint.best = ''
-    with pytest.raises(UserError, match='role best plays .* best evaluation; name its metric'):
+    with pytest.raises(UserError, match='role best samples .* best evaluation; name its metric'):
         check(config)
