@@ -55,10 +55,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 class JudgeServer(ChatServer):
-    """`prompts` are those that it got; the example that every evaluation begins with is counted in `examples` only."""
+    """`prompts` are those that it got; the example that every evaluation begins with is counted in `examples` only.
 
-    def __init__(self):
-        self.prompts, self.examples = [], 0
+    `pause` is called with the number of prompts so far before a reply.
+    """
+
+    def __init__(self, pause=lambda number: None):
+        self.prompts, self.examples, self.pause = [], 0, pause
         super().__init__(self.judge)
 
     def judge(self, body):
@@ -67,6 +70,7 @@ class JudgeServer(ChatServer):
             self.examples += 1
             return {'content': 'Correct' if 'single word Correct' in prompt else '<score>1</score>'}
         self.prompts.append(prompt)
+        self.pause(len(self.prompts))
         return {'content': reply(prompt)}
 
 
