@@ -26,7 +26,6 @@ from zeroplay_jax.commands import COMMANDS as NAMES
 from zeroplay_jax.commands import to_copy
 from zeroplay_jax.configuration import command_line
 from zeroplay_jax.extras import EXTRAS
-from zeroplay_jax.settings.kinds import EXAMPLE_TEXTS
 
 COMMANDS = sorted(
     '.'.join(path.relative_to(ROOT).with_suffix('').parts).removesuffix('.__main__')
@@ -147,14 +146,6 @@ def test_the_package_lists_its_commands(capsys):
         assert line in capsys.readouterr().err
 
 
-def test_a_command_as_a_word_is_the_module():
-    by_name, by_module = (
-        run_python('-m', *words.split(), '--nothing')
-        for words in ('zeroplay_jax train', 'zeroplay_jax.main')
-    )
-    assert by_name.returncode == 2 and by_name.stderr == by_module.stderr != ''
-
-
 def test_a_printed_command_runs_where_it_is_copied(tmp_path, monkeypatch):
     programs, others = tmp_path / 'bin', tmp_path / 'others'
     monkeypatch.setattr(sys, 'executable', f'{programs}/python')
@@ -167,30 +158,6 @@ def test_a_printed_command_runs_where_it_is_copied(tmp_path, monkeypatch):
     for path, program in {others: 'bin/zeroplay', programs: 'zeroplay'}.items():
         monkeypatch.setenv('PATH', str(path))
         assert to_copy('index') == [program, 'index']
-
-
-@pytest.mark.fault('user-10', 'retrieval.build on a machine without a TPU')
-def test_building_an_index_prints_nothing_of_libraries(tmp_path):
-    words = ('--corpus', EXAMPLE_TEXTS, '--encoder', 'lexical', '--out', tmp_path / 'index')
-    # JAX looks for accelerators, as it does for anybody.
-    done = run_python('-m', 'zeroplay_jax.retrieval.build', *words, fresh=True, JAX_PLATFORMS='')
-    *about, last = done.stderr.splitlines()
-    assert ': 44 passages' in last and len(about) == 1, done.stderr
-
-
-@pytest.mark.fault('user-10', 'reading a checkpoint of several processes, or for an export')
-def test_orbax_does_not_report_sizes_that_it_does_not_log():
-    from absl import logging
-
-    from zeroplay_jax.learner import checkpoint
-
-    checkpoint.state_reader()
-    logging.set_verbosity(logging.WARNING)
-    logger = logging.get_absl_logger()
-    shown = []
-    for line in ('Global object size logging disabled for `primary_host=None`.', 'other'):
-        shown.append(logger.filter(logger.makeRecord('absl', 30, '', 0, line, (), None)))
-    assert list(map(bool, shown)) == [False, True]
 
 
 def start_interruptible(*words):
@@ -232,53 +199,6 @@ def test_ctrl_c_while_libraries_load_is_one_line(tmp_path, command, module):
     _, err = finish(running, 130)
     said = [line for line in err.splitlines() if line and 'import time:' not in line]
     assert said == ['zeroplay_jax: stopped before it began']
-
-
-SWALLOWS = """import sys, time
-from zeroplay_jax import main
-from zeroplay_jax.configuration import command_line
-from zeroplay_jax.run import build
-
-def build_forever(*_, **__):
-    print('loads', flush=True)
-    while True:
-        try:
-            time.sleep(0.01)
-        except KeyboardInterrupt:
-            pass
-
-build.build = build_forever
-command_line.run_command('zeroplay_jax', main.main)
-"""
-
-
-def test_ctrl_c_while_a_model_loads_is_not_lost_where_a_library_ignores_it(tmp_path):
-    """As garbage collection does, whose callbacks ignore exceptions."""
-    flags = ['--config=configs/quickstart.py', f'--workdir={tmp_path}/run']
-    running = start_interruptible('-c', SWALLOWS, *flags)
-    assert running.stdout.readline() == 'loads\n', running.communicate()[1][-2000:]
-    running.send_signal(signal.SIGINT)
-    try:
-        _, err = running.communicate(timeout=30)
-    finally:
-        running.kill()
-    assert running.returncode == 130
-    assert err.splitlines()[-1] == 'zeroplay_jax: stopped before it began'
-
-
-def test_the_line_is_seen_also_where_libraries_are_silenced():
-    code = """import os, signal, time
-from zeroplay_jax.retrieval import command
-from zeroplay_jax.runtime import signals
-signal.signal(signal.SIGINT, signal.default_int_handler)
-signals.exit_while_loading()
-with command.quiet():
-    os.kill(os.getpid(), signal.SIGINT)
-    time.sleep(5)
-"""
-    done = run_python('-c', code)
-    assert done.returncode == 130
-    assert done.stderr.strip() == 'zeroplay_jax: stopped before it began'
 
 
 def test_a_cpu_is_divided_into_devices():

@@ -14,7 +14,6 @@ from zeroplay_jax.configuration.fields import read_stored_config
 from zeroplay_jax.retrieval import downloads
 from zeroplay_jax.run import run_folder
 from zeroplay_jax.runtime import workdir as run_workdir
-from zeroplay_jax.runtime.log import MetricsWriter
 from zeroplay_jax.runtime.workdir import WorkdirError, claim
 from zeroplay_jax.settings import kinds
 from zeroplay_jax.types import UserError
@@ -284,17 +283,3 @@ def test_files_that_a_run_does_not_read_may_change_and_another_server_index_may_
 
 
 # Files that a run writes
-
-
-def test_a_deleted_log_is_noticed(tmp_path):
-    writer = MetricsWriter(tmp_path, 0)
-    assert not writer.missing_steps
-    for step in range(4):
-        writer.write_scalars(step, 0, 'solver', {'loss': 1.0})
-    writer.close()
-    assert MetricsWriter(tmp_path, 3).missing_steps == []
-    lines = (tmp_path / 'metrics.jsonl').read_text().splitlines(keepends=True)
-    (tmp_path / 'metrics.jsonl').write_text(lines[0] + '{"step": \n' + lines[2])
-    assert MetricsWriter(tmp_path, 3).missing_steps == [1]
-    (tmp_path / 'metrics.jsonl').unlink()
-    assert MetricsWriter(tmp_path, 3).missing_steps == [0, 1, 2]

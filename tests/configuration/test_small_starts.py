@@ -4,7 +4,7 @@ import functools
 
 import pytest
 import scripted
-from judge_server import ChatServer
+from judge_server import JudgeServer
 
 from zeroplay_jax.configs import ablations
 from zeroplay_jax.configuration import fields, rules
@@ -49,12 +49,6 @@ def test_a_small_run_has_its_files_and_its_tasks(name):
     assert all(task.payload for _, task in tasks)
 
 
-def verdict(body):
-    return {
-        'content': '<think>so</think><score>1</score><rubrics><rubric>Names it.</rubric></rubrics>'
-    }
-
-
 @pytest.mark.long
 @pytest.mark.parametrize(
     'name', ['scope/given_tasks', 'scope/grader_4b', 'ssp/judge_checker', 'dspo/r1_grpo']
@@ -62,7 +56,7 @@ def verdict(body):
 def test_a_small_run_with_files_servers_or_no_tools_of_its_own_starts(name, monkeypatch):
     """The others differ from their systems, whose runs test_recipes.py plays, in numbers alone."""
     config = small_config(name)
-    with ChatServer(verdict) as server:
+    with JudgeServer() as server:
         config.judge.url = server.url
         rules.check(config)
         run = build.build(config, for_training=True)

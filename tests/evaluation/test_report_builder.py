@@ -28,22 +28,6 @@ def test_data_cannot_close_its_script_element(run):
     assert not list(run.glob('.report*'))
 
 
-def test_tool_calls_are_read_without_the_texts_of_documents(tmp_path):
-    new = sample_run.trajectory(1)
-    damaged = [sample_run.trajectory(3) | {'turns': [turn]} for turn in (1, {'tool': 2}, [])]
-    sample_run.write_lines(tmp_path / 'trajectories.jsonl', [new, *damaged])
-    run = report_builder.read_run(tmp_path)
-    title = new['turns'][0]['documents'][0][0]['title']
-    call = {
-        'tool': 'search',
-        'arguments': new['turns'][0]['arguments'],
-        'error': None,
-        'documents': [[title, 0.25]],
-    }
-    assert [row['turns'] for row in run['trajectories']] == [[call, None]]
-    assert has_note(run, '3 damaged rollouts')
-
-
 def test_damaged_and_missing_files_give_notes(tmp_path):
     valid = json.dumps({'step': 1, 'phase': 'solver', 'entropy': 1.0})
     (tmp_path / 'metrics.jsonl').write_text(f'{valid}\n{{"step": 2, "pha')

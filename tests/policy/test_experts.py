@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tiny
 from flax.traverse_util import flatten_dict
-from small_policies import adapter_of, packed
+from small_policies import packed
 
 from zeroplay_jax.policy import (
     adapters,
@@ -20,7 +20,6 @@ from zeroplay_jax.policy import (
     stored_tensors,
     transformer,
 )
-from zeroplay_jax.types import UserError
 
 ROUTED = ('layer_0/moe/router', 'layer_0/moe/gate', 'layer_1/moe/up', 'layer_1/moe/down')
 
@@ -156,13 +155,6 @@ def test_int8_experts_compute_what_the_dequantised_ones_do(case):
     config = dataclasses.replace(config, mesh=mesh)
     arrays = jax.device_put((*rows, record), sharding.rows(mesh))
     np.testing.assert_allclose(hidden(config, split, *arrays), expected, atol=2e-5)
-
-
-def test_adapters_of_experts_are_refused(case, tmp_path):
-    _, _, config, params = case
-    adapter_of(params, ('q', 'k', 'v', 'o'))
-    with pytest.raises(UserError, match='gate, up cannot have adapters in a mixture of experts'):
-        hf.check_linears(config, ('q', 'up', 'gate'), 'config.policy.adapters.linears')
 
 
 @pytest.mark.fault(

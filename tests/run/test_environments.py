@@ -5,10 +5,8 @@ import pathlib
 import re
 import subprocess
 import sys
-import sysconfig
 import threading
 import time
-import tomllib
 
 import example_runs
 import pytest
@@ -112,19 +110,3 @@ def test_an_environment_of_verifiers_of_today_trains_two_steps(tmp_path):
     assert any(call['text'].startswith('Doc 1') for call in calls)
     assert {name for row in rows for name in row['parts']} == {'is_named', 'is_short'}
     check_same_run(*runs)
-
-
-@pytest.mark.long
-@pytest.mark.fault('nov29-D7', 'the extra openenv under its live name')
-def test_the_extra_openenv_plays_its_example(tmp_path):
-    extras = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project'][
-        'optional-dependencies'
-    ]
-    (requirement,) = extras['openenv']
-    python = environment_with(tmp_path / 'python', requirement)
-    # All else is that of this environment; its own packages come first.
-    (packages,) = (tmp_path / 'python').glob('lib/python*/site-packages')
-    (packages / 'shared.pth').write_text(sysconfig.get_path('purelib') + '\n')
-    command = [python, '-m', 'pytest', '-q', '-m', 'not long', '-p', 'no:cacheprovider', __file__]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0 and '1 passed' in done.stdout, done.stdout

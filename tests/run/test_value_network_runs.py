@@ -8,11 +8,8 @@ import pytest
 import run_library
 from run_files import final_states, lines, without_clock
 
-from zeroplay_jax.learner import value_network
 from zeroplay_jax.learner.checkpoint import VALUE_NETWORK_PREFIX
-from zeroplay_jax.policy import sharding
-from zeroplay_jax.policy.decoder import ModelConfig
-from zeroplay_jax.run import branch, build
+from zeroplay_jax.run import branch
 
 NETWORK = VALUE_NETWORK_PREFIX + 'solver'
 
@@ -51,22 +48,6 @@ def test_steps_log_values_and_rollouts_have_no_advantage_of_their_own(whole):
     absent = {'informative_share', 'singleton_groups', 'group_size'}
     names = {name.split('/')[-1] for record in lines(whole) for name in record}
     assert not names & absent
-
-
-@pytest.mark.parametrize('rate, expected', [(0.0, 1e-2), (3e-4, 3e-4)])
-def test_a_value_network_has_ten_times_the_rate_of_the_policy(rate, expected, monkeypatch):
-    made = []
-    monkeypatch.setattr(
-        value_network, 'ValueNetwork', lambda model, mesh, settings, *_, **__: made.append(settings)
-    )
-    config = run_library.ppo_config()
-    config.value_network.learning_rate = rate
-    model = ModelConfig('qwen3', 8, 8, 8, 1, 1, 1, 8)
-    networks = build.build_value_networks(config, model, sharding.make_mesh(), {})
-    assert list(networks) == ['solver']
-    assert made[0].learning_rate == pytest.approx(expected)
-    # The config of the run stays as it was given.
-    assert config.value_network.learning_rate == rate
 
 
 @pytest.mark.long

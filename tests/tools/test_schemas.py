@@ -3,7 +3,6 @@
 import copy
 import functools
 import json
-import logging
 import pathlib
 import urllib.request
 
@@ -162,24 +161,6 @@ def test_patterns_take_linear_time(schema, write):
     with pytest.raises(InvalidArguments):
         tool.validated({'value': write(good + '!')})
     assert tool.validated({'value': write(good)})
-
-
-@pytest.mark.parametrize(
-    'pattern',
-    [r'^[\w-\.]+@([\w-]+\.)+[\w-]{2,4}$', '^[a-z&&[^e]]+$', '^(?=(a+)+$)b|c'],
-)
-@pytest.mark.fault('new-pattern', 'patterns that JavaScript alone reads')
-def test_a_pattern_for_javascript_alone_is_left_to_the_tool(caplog, pattern):
-    with caplog.at_level(logging.WARNING):
-        tool = checked(of_value({'type': 'string', 'pattern': pattern}))
-    assert tool.example_arguments and repr(pattern) in caplog.text
-
-
-@pytest.mark.parametrize('number', [float('nan'), [float('-inf')]])
-def test_numbers_that_are_no_json_are_refused(number):
-    tool = checked(of_value({}))
-    with pytest.raises(InvalidArguments, match='not JSON compliant'):
-        tool.validated({'value': number})
 
 
 def test_a_pattern_in_the_dialect_of_javascript_is_read():
