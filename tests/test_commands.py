@@ -20,12 +20,9 @@ from page_commands import PYTHON, as_module, commands
 from python_process import ROOT, finish, run_python, start, start_python, wait_for
 from removed_extras import has_left
 
-import zeroplay_jax
-from zeroplay_jax import __main__ as package
 from zeroplay_jax.commands import COMMANDS as NAMES
 from zeroplay_jax.commands import to_copy
 from zeroplay_jax.configuration import command_line
-from zeroplay_jax.extras import EXTRAS
 
 COMMANDS = sorted(
     '.'.join(path.relative_to(ROOT).with_suffix('').parts).removesuffix('.__main__')
@@ -78,16 +75,6 @@ def helps(tmp_path_factory):
     return json.loads(printed.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize('module', COMMANDS)
-def test_help_says_how_to_give_the_command_and_what_every_argument_is(helps, module):
-    status, text = helps[module]
-    lines = [line for line in text.split('\n') if 'usage:' not in line]
-    names = [f'zeroplay {name} ' for name in NAMES if module == f'zeroplay_jax.{NAMES[name]}']
-    (call,) = names or [f'python -m {module}']
-    assert status == 0 and any(call in f'{line} ' for line in lines), text[-2000:]
-    assert 'Traceback' not in text and 'no help for' not in text
-
-
 def commands_of_pages():
     """(page, module, words) of every command of the package on a page, or in the list of the papers' tables."""
     pages = ('*.md', '[b-r]*/*.md', 'examples/*/*.md', 'benchmarks/peers/*.md')
@@ -124,26 +111,6 @@ def test_commands_of_pages_have_flags_and_fields_that_exist(helps):
             command_line.load(config.removeprefix('--config=') or 'configs/quickstart.py', fields)
         checked += 1
     assert checked > 60
-
-
-def test_the_package_lists_its_commands(capsys):
-    assert package.main([]) == 0
-    listed_lines = capsys.readouterr().out.splitlines()
-    for command, line in zip(NAMES, listed_lines):
-        assert line.startswith(f'zeroplay {command} ') and line.endswith('.')
-    runnable = {name.removeprefix('zeroplay_jax.') for name in COMMANDS}
-    # What trains the checkpoints that come with the package is for its developers.
-    of_users = {name for name in runnable if re.fullmatch(r'\w+|retrieval\.\w+|mini\.sample', name)}
-    of_extras = {f'extras.{name}' for name, extra in EXTRAS.items() if extra.is_command}
-    assert of_users - {'zeroplay_jax'} | of_extras == set(NAMES.values())
-    assert package.main(['--version']) == 0
-    assert capsys.readouterr().out == f'zeroplay_jax {zeroplay_jax.__version__}\n'
-    for word, line in {
-        'evalute': 'did you mean evaluate?',
-        'nothing': 'lists the commands',
-    }.items():
-        assert package.main([word]) == 2
-        assert line in capsys.readouterr().err
 
 
 def test_a_printed_command_runs_where_it_is_copied(tmp_path, monkeypatch):

@@ -1,15 +1,13 @@
 """The export of a run whose checkpoint, prompts or records are not those of its start."""
 
-import errno
 import shutil
 
 import pytest
 from run_records import change_record, stored_config, write_record
-from safetensors import SafetensorError
 
 from zeroplay_jax.configs import quickstart
 from zeroplay_jax.configuration import places
-from zeroplay_jax.export import export, main
+from zeroplay_jax.export import export
 from zeroplay_jax.learner.checkpoint import Checkpointer
 from zeroplay_jax.policy import hf
 from zeroplay_jax.retrieval import downloads
@@ -71,41 +69,3 @@ def test_weights_are_exported_with_the_files_in_the_record(run, tmp_path):
     assert [path.name for path in (tmp_path / 'out').iterdir()] == ['solver']
     with pytest.raises(UserError, match='exists already'):
         export(workdir, tmp_path / 'out')
-
-
-def raising(error):
-    def fail(*args, **options):
-        raise error
-
-    return fail
-
-
-FULL = 'No space left on device'
-FULL_ERRORS = {
-    'weights': ('save_file', SafetensorError(f'Error while serializing: I/O error: {FULL} (28)')),
-    'copy': (
-        'Path.write_bytes',
-        OSError(errno.ENOSPC, FULL),
-    ),
-    'text': ('_write_config', OSError(errno.ENOSPC, FULL)),
-}
-
-
-@pytest.fixture
-def refusal(run, tmp_path, capsys):
-    """Returns a function that exports the run; it gives the last line of the errors."""
-
-    def export_it(out=tmp_path / 'out'):
-        assert main([str(run[0]), '--out', str(out)]) == 2
-        return capsys.readouterr().err.splitlines()[-1]
-
-    return export_it
-
-
-@pytest.mark.parametrize('case', FULL_ERRORS)
-def test_a_full_disk_asks_for_another_output_folder(refusal, tmp_path, monkeypatch, case):
-    function, error = FULL_ERRORS[case]
-    monkeypatch.setattr(f'zeroplay_jax.policy.hf.{function}', raising(error))
-    line = refusal()
-    assert line.startswith(f'zeroplay export: {tmp_path / "out"}: ') and FULL in line
-    assert line.endswith('; choose another --out')

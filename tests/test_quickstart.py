@@ -121,19 +121,6 @@ def contents(workdir):
     return {path.name: path.read_bytes() for path in workdir.iterdir() if path.is_file()}
 
 
-def test_bm25_and_own_questions(texts, tmp_path, capsys):
-    own = tmp_path / 'own questions.jsonl'
-    own.write_text(json.dumps({'question': 'Who discovered Titan?', 'answer': 'Huygens'}) + '\n')
-    workdir = tmp_path / 'w'
-    flags = ('--seed=3', f'--config.eval.file={own}', '--config.solver.steps=1')
-    command = prepare(texts, workdir, *flags)
-    assert folder.read_manifest(workdir / 'index')['kind'] == 'bm25'
-    # Own questions may be about any document: none is held out.
-    assert not english.get_config(str(workdir)).retrieval.held_out
-    assert 'have no ____' in capsys.readouterr().err
-    assert command[-3:] == ['--config.seed=3', *flags[1:]]
-
-
 def test_an_interrupted_command_gives_the_same_files(texts, tmp_path, monkeypatch):
     whole, stopped = tmp_path / 'whole', tmp_path / 'stopped'
     prepare(texts, whole)
@@ -180,18 +167,6 @@ def test_a_folder_of_the_user_is_not_written_into(texts, tmp_path, capsys):
     line = refused(capsys, f'--corpus={texts}', f'--workdir={tmp_path / "mine"}')
     assert 'is not empty and was not made from a corpus' in line
     assert contents(tmp_path / 'mine') == {'corpus.jsonl': b'{}'}
-
-
-def test_a_workdir_inside_of_the_corpus_is_refused(texts, monkeypatch, capsys):
-    monkeypatch.chdir(texts)
-    before = sorted(texts.rglob('*'))
-    for arguments in (
-        ['--corpus=.'],
-        [f'--corpus={texts}', '--workdir=../texts/deeper/run'],
-        [f'--corpus={texts}', f'--workdir={texts}'],
-    ):
-        assert 'the workdir lies in the corpus' in refused(capsys, *arguments)
-    assert sorted(texts.rglob('*')) == before
 
 
 def test_the_config_is_sound(texts, tmp_path):

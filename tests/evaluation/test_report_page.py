@@ -5,7 +5,6 @@ import pathlib
 
 import page_queries
 import sample_run
-from page_queries import DETAIL
 from refused_calls import check_table
 
 
@@ -48,45 +47,6 @@ def test_what_was_demonstrated_is_marked(tmp_path, browser, open_run):
     assert 'Shown to the policy before this run: up to 2 hops.' in learnt
     # The first hop count beyond them leads, not the mean with them.
     assert 'held-out questions of 3 hops, the fewest that the policy was not shown before' in learnt
-
-
-def test_turns_show_their_rewards_and_advantages(tmp_path, browser, open_run):
-    folder = sample_run.write_run(tmp_path / 'turns', count=4)
-    record = sample_run.trajectory(2) | {'turn_rewards': [0.25, None], 'advantage': [-0.5, 0.0]}
-    sample_run.write_lines(folder / 'trajectories.jsonl', [record])
-    open_run(folder)
-    blocks = '[...document.querySelectorAll(".transcript .block")].map((x) => x.innerText)'
-    turns = [text.split('\n') for text in browser.js(blocks) if text.lower().startswith('turn ')]
-    assert [words[-1] for words in turns] == ['reward 0.25, advantage -0.5', 'advantage 0']
-    assert 'one per turn' in browser.js(DETAIL)
-
-
-def test_a_question_stands_beside_itself_before_and_after(tmp_path, browser, open_run):
-    folder = sample_run.write_run(tmp_path / 'pairs', count=4)
-    rows = []
-    for step, rewards in ((0, (0.0, 1.0, 1.0)), (41, (1.0, 0.0, 1.0))):
-        for i, reward in enumerate(rewards):
-            row = sample_run.trajectory(1) | {'phase': 'evaluation', 'step': step, 'role': 'solver'}
-            row['info'] = row['info'] | {
-                'question': f'question {i}?',
-                'answer_given': f'from {step}',
-            }
-            # Numbers of groups of an evaluation are hop counts.
-            rows.append(row | {'reward': reward, 'group': 3})
-    sample_run.write_lines(folder / 'trajectories.jsonl', rows)
-    open_run(folder)
-    counts = '3 of 80 held-out questions are in the log: 1 better, 1 worse'
-    assert browser.js('$("pair-count").textContent') == f'Rollouts of {counts}'
-    groups = '[...document.querySelectorAll("#pair optgroup")].map((x) => x.label)'
-    assert browser.js(groups) == ['Better (1)', 'Worse (1)', 'Equal, right (1)']
-    verdicts = '[...document.querySelectorAll(".verdict")].map((x) => x.innerText)'
-    assert browser.js(verdicts) == ['from 0 wrong', 'from 41 right']
-    browser.js('$("pair-next").click()')
-    assert browser.js(verdicts) == ['from 0 right', 'from 41 wrong']
-    browser.js('document.querySelectorAll(".pair button")[1].click()')
-    assert 'question 1?' in browser.js(DETAIL) and 'open=4' in browser.js('location.hash')
-    siblings = '[...document.querySelectorAll(".siblings button")].map((x) => x.textContent)'
-    assert browser.js(siblings) == ['step 0: 1', 'step 41: 0']
 
 
 def test_text_of_documents_and_models_is_never_run(run, page, browser):

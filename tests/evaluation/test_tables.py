@@ -2,7 +2,6 @@
 
 import csv
 import json
-import shutil
 
 import numpy as np
 import pytest
@@ -71,7 +70,7 @@ def write(tmp_path):
     return write
 
 
-def test_iterations_are_rows_with_their_differences_from_the_first(write, tmp_path, capsys):
+def test_iterations_are_rows_with_their_differences_from_the_first(write, capsys):
     sets = {'a': [0.0, 1.0] * 10, 'b': [0.0] * 20}
     base = write('base', sets)
     first = write('iteration1', {'a': [1.0] * 20, 'b': [0.0] * 20})
@@ -88,9 +87,3 @@ def test_iterations_are_rows_with_their_differences_from_the_first(write, tmp_pa
         'iteration1 - base': [0.5, 0.0, 0.25],
         'iteration2 - base': [0.5, 1.0, 0.75],
     }
-    (tmp_path / 'other').mkdir()
-    other = shutil.copy(base, tmp_path / 'other')
-    assert compare.main([base, str(other), '--format=latex']) == 0
-    latex = capsys.readouterr().out
-    assert '\nbase & ' in latex and '\nother, base & ' in latex
-    assert compare.main([base]) == 0 and 'average' in capsys.readouterr().out

@@ -1,12 +1,9 @@
-"""The examples in which an environment of another library plays: they learn, and runs of them have the same bits."""
+"""The example in which an environment of verifiers plays: it learns, and two runs of it have the same bits."""
 
-import contextlib
 import pathlib
 import re
 import subprocess
 import sys
-import threading
-import time
 
 import example_runs
 import pytest
@@ -15,48 +12,6 @@ from run_files import check_same_run, lines
 from zeroplay_jax.run import loop
 
 ROOT = pathlib.Path(__file__).parents[2]
-
-
-@contextlib.contextmanager
-def serving():
-    """The address of the server of the example, on a free port."""
-    import uvicorn
-
-    from examples.openenv_env.server import app
-
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level='error'))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        while not server.started:
-            assert thread.is_alive()
-            time.sleep(0.05)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        yield f'http://127.0.0.1:{port}'
-    finally:
-        server.should_exit = True
-        thread.join()
-
-
-@pytest.fixture(scope='module')
-def make_config():
-    """Makes the config of the example with OpenEnv."""
-    pytest.importorskip('openenv', reason='pip install zeroplay-jax[openenv]')
-    with serving() as url:
-
-        def make():
-            config = example_runs.make_config('openenv_env')
-            config.openenv.url = url
-            return config
-
-        yield make
-
-
-@pytest.fixture(scope='module')
-def whole(make_config, tmp_path_factory):
-    workdir = tmp_path_factory.mktemp('openenv') / 'whole'
-    loop.run(make_config(), workdir)
-    return workdir
 
 
 def check_steps(workdir, count):
@@ -72,12 +27,6 @@ def check_steps(workdir, count):
 
 def replies(row):
     return [segment['text'] for segment in row['segments'] if segment['source'] == 'env']
-
-
-def test_a_server_of_openenv_trains_three_steps(whole):
-    rows = check_steps(whole, 3)
-    assert all('Now with' in text for row in rows for text in replies(row))
-    assert {len(row['turns']) for row in rows} == {3}
 
 
 def environment_with(folder, requirement):

@@ -190,18 +190,3 @@ def test_fields_that_may_change_and_the_place_do_not_change_the_identity(two_run
     moved = shutil.move(run, tmp_path / 'moved')
     check(moved)
     assert begin_record(moved, changed, INPUTS, is_resumed=True) == run_identity
-
-
-@pytest.mark.fault('C', 'the newest checkpoint is damaged: export, --from')
-def test_an_older_checkpoint_is_taken_with_a_warning(two_runs, capsys):
-    run, _ = two_runs
-    path = run / 'checkpoints' / '4' / 'loop' / 'metadata'
-    path.write_bytes(path.read_bytes()[:-1])
-    for links in (None, run.parent / 'links'):
-        source = branch.newest_checkpoint(run, links)
-        assert source.step == 2
-        source.print_use('begins with')
-        warning, line = capsys.readouterr().err.splitlines()
-        assert 'checkpoint 4 is damaged: loop/metadata' in warning
-        assert warning.endswith('takes checkpoint 2 in its place')
-        assert line.startswith('begins with checkpoint 2')

@@ -85,14 +85,6 @@ def test_an_example_that_would_be_read_otherwise_is_not_shown():
     )
 
 
-@pytest.mark.fault('F3', 'nested objects in the example')
-def test_a_description_becomes_the_example_only_if_it_is_short():
-    long = of_value({'type': 'string', 'description': 'The path of a file. ' * 20})
-    assert check_prompt(long).example_arguments == {'value': 'value'}
-    short = of_value({'type': 'string', 'description': 'what to look for'})
-    assert check_prompt(short).example_arguments == {'value': 'what to look for'}
-
-
 LARGE = of_value({'type': 'string'}, note='x' * 300_000), 'characters, more than'
 DEEP = of_value(functools.reduce(lambda inner, _: {'items': inner}, range(5000), {})), 'too deeply'
 
@@ -170,13 +162,3 @@ def test_a_pattern_in_the_dialect_of_javascript_is_read():
     assert words.validated({'value': 'Straße'})
     with pytest.raises(InvalidArguments):
         words.validated({'value': '12'})
-
-
-def test_names_of_arguments_are_no_keywords():
-    names = ('$ref', '$id', '$dynamicRef', 'pattern', 'items')
-    schema = {
-        'type': 'object',
-        'properties': {name: {'type': 'string'} for name in names},
-        'required': list(names),
-    }
-    assert check_prompt(schema).example_arguments == {name: name for name in names}
