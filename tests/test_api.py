@@ -217,14 +217,6 @@ def test_what_is_taken_has_its_value():
     check_values(CALLS.with_name('api_values.txt'), globals())
 
 
-def test_answers_may_be_cells_of_tables():
-    texts, number, score = np.array(['1912'], dtype=object), np.int64(1912), np.float32(1912)
-    squad = {'text': texts, 'answer_start': np.array([3])}
-    cells = [texts, squad, number, [number], (score,), np.array([1911, 1912]), np.array([1913])]
-    for answers in (cells, np.array([*cells, None], dtype=object)[:-1]):
-        assert zp.score([[YEAR]] * 7, answers).ravel().tolist() == [1] * 6 + [0]
-
-
 def score_of_five(prediction, accepted):
     return 5.0
 

@@ -1,23 +1,19 @@
-"""What commands have in common: a help, flags as on the pages, quiet libraries, Ctrl-C, progress for people alone."""
+"""What commands have in common: flags as on the pages, and Ctrl-C."""
 
 import argparse
 import json
-import os
 import pathlib
-import pty
 import re
 import shlex
 import signal
-import subprocess
 import sys
-import termios
 import time
 import tomllib
 
 import pytest
 from forked_commands import load_libraries, run_in_fork
 from page_commands import PYTHON, as_module, commands
-from python_process import ROOT, finish, run_python, start, start_python, wait_for
+from python_process import ROOT, finish, run_python, start, wait_for
 from removed_extras import has_left
 
 from zeroplay_jax.commands import COMMANDS as NAMES
@@ -45,11 +41,9 @@ def arguments(parser):
 
 
 def parse_watched(parser, *given):
-    """Parses; all flags are printed, those of kinds of a command as well, and arguments without a help."""
+    """Parses; all flags are printed, those of kinds of a command as well."""
     for action in arguments(parser):
         print(*action.option_strings)
-        if not action.help:
-            print('no help for', action.option_strings or action.dest)
     return parse(parser, *given)
 
 
@@ -184,46 +178,3 @@ print(jax.device_count())
     for program, flags, devices in ((code, '', '3'), (code, five, '5'), (used, '', '1')):
         done = run_python('-c', program, XLA_FLAGS=flags)
         assert done.stdout.strip() == devices, done.stderr
-
-
-def on_a_terminal(code):
-    """What a program draws on a terminal of 24 lines and 80 columns."""
-    ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (24, 80))
-    command = [sys.executable, '-c', code]
-    drawn = subprocess.Popen(command, cwd=ROOT, stdout=theirs, stderr=theirs)
-    os.close(theirs)
-    shown = b''
-    while True:
-        try:
-            piece = os.read(ours, 4096)
-        except OSError:
-            break
-        if not piece:
-            break
-        shown += piece
-    os.close(ours)
-    assert drawn.wait() == 0, shown.decode()
-    return shown.decode()
-
-
-def test_a_bar_is_drawn_on_a_terminal_and_nowhere_else():
-    code = """import os, sys, time
-from zeroplay_jax.retrieval import progress
-progress._LOOK_SECONDS = 0.01
-with progress.Bar(9, 'steps', leave=True) as steps, progress.Bar(None, 'episodes', 'play [1]') as episodes:
-    steps.update(2)
-    episodes.update(5)
-    time.sleep(2.2)
-    print('a', 'notice', file=sys.stderr)
-    print('result')
-    if os.isatty(2): os._exit(0)
-"""
-    assert finish(start_python('-c', code)) == ('result\n', 'a notice\n')
-    shown = on_a_terminal(code)
-    # The time goes on.
-    assert re.search(r'2/9 steps, 0:00:0[1-9]; play \[1\]: 5 episodes, 0:00:0', shown)
-    # Above the bar, which has one line: of two, what a library prints between them would be erased.
-    assert '\x1b[2Ka notice\r\n' in shown and '\x1b[1A' not in shown
-    # An early end does not lose the cursor, because it is never hidden.
-    assert '\x1b[?25' not in shown

@@ -21,13 +21,6 @@ from zeroplay_jax.types import UserError
 CONFIG = {'seed': 0, 'solver': {'batch': 32}}
 
 
-@pytest.mark.fault('A', 'the workdir of an earlier version')
-def test_a_folder_of_an_earlier_version_is_one_line(tmp_path):
-    (tmp_path / 'inputs.json').write_text('{}')
-    with pytest.raises(WorkdirError, match="'inputs.json' but no run.json; choose an"):
-        begin(tmp_path, CONFIG)
-
-
 def test_a_run_that_did_not_start_leaves_nothing_behind(tmp_path):
     for existing in ((), ('a',), ('a', 'run')):
         folder = tmp_path.joinpath(*existing)

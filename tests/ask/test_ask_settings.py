@@ -114,14 +114,6 @@ def with_flags(policy, *flags):
     return ask._with_flags(policy_settings.settings(policy), ask._arguments([*flags, 'q']))
 
 
-def test_an_index_of_its_run_that_is_gone_is_refused(exported, stored, capsys, monkeypatch):
-    stored.fields['retrieval'] |= {'kind': 'folder', 'path': 'gone'}
-    stored.save()
-    monkeypatch.setattr(session, 'Session', None)
-    line = 'config.retrieval.path=gone: not an index folder'
-    assert line in refused(capsys, '--policy', exported, 'q')
-
-
 def test_any_folder_of_a_family_is_asked(index, tmp_path, capsys):
     folder = tiny.make_folder(tmp_path / 'random', max_position_embeddings=1100)
     assert policy_settings.settings(folder).sampler.context == 1100

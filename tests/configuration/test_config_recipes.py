@@ -10,7 +10,6 @@ from ml_collections import ConfigDict
 from zeroplay_jax.configs import (
     common,
     drzero,
-    dspo,
 )
 from zeroplay_jax.configuration import fields, rules
 from zeroplay_jax.selfplay import recipe as recipes
@@ -149,13 +148,6 @@ def test_inherited_methods_read_the_sections_that_their_class_declares(derived):
     assert stored['pool']['batch'] == 8
 
 
-@pytest.mark.fault('nov29-D2', 'has_pool = False of a recipe derived from Dr. Zero, no check')
-def test_an_inherited_check_reads_the_config_of_the_run(derived):
-    rules.check(derived('has_pool = False'))
-    # Roles that do not distil have the default, with which nothing is distilled.
-    rules.check(derived('distillable_roles = ()'))
-
-
 @pytest.mark.fault(
     'nov29-D2-sections', 'code that reads a section which its recipe does not declare'
 )
@@ -179,10 +171,3 @@ def test_a_section_that_is_not_declared_is_one_line(derived, section, declaratio
         match=f'^config.{section}: code of recipe derived reads it.* declares no such sect',
     ):
         rules.check(derived(declarations, base))
-
-
-def test_a_run_has_no_pool_that_its_recipe_does_not_declare():
-    config = fields.frozen(dspo.get_config('mini'))
-    assert 'pool' not in config.to_dict() and 'pool' not in config
-    with pytest.raises(UserError, match='^config.pool: code of recipe dspo reads it'):
-        _ = config.pool

@@ -113,18 +113,6 @@ def test_groups_with_one_usable_row_or_none():
     assert advantages.shape == (0,) and stats['singleton_groups'] == (0.0, 0.0)
 
 
-def test_whitened_advantages_have_mean_zero_and_variance_one_over_tokens():
-    rng = np.random.default_rng(6)
-    rewards, groups = rng.normal(size=30), np.repeat(np.arange(6), 5)
-    lengths = rng.integers(1, 9, 30)
-    given = group_advantages(rewards, groups, scale='batch', lengths=lengths)
-    tokens = np.repeat(given[0], lengths)
-    close(tokens.mean(), 0)
-    close(tokens.var(ddof=1), 1, rtol=1e-6)
-    raw, _ = group_advantages(rewards, groups, scale='none')
-    close(given[0], whiten(raw, lengths))
-
-
 def test_a_row_alone_stays_out_of_the_whitening_unless_raw():
     options = dict(scale='batch', lengths=[2, 3, 4])
     advantages, _ = group_advantages([1.0, 0.0, 5.0], [0, 0, 1], **options)

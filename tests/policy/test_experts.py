@@ -103,18 +103,6 @@ def test_replayed_choices_count_and_their_weights_are_computed_anew(case):
     other = (record + 1) % config.experts.count
     value, gradient = both(config, weight, params, *rows, record=other)
     assert abs(value - free[0]) > 1 and tiny.gap(gradient, free[1]) > 0.1
-    router = gradient['layer_1']['moe']['router']
-    step = 1e-2 * router / jnp.linalg.norm(router)
-    moved = jax.tree.map(lambda x: x, params)
-    values = []
-    for sign in (1, -1):
-        mixture = params['layer_1']['moe'] | {
-            'router': params['layer_1']['moe']['router'] + sign * step
-        }
-        moved['layer_1'] = params['layer_1'] | {'moe': mixture}
-        values.append(float(both(config, weight, moved, *rows, record=other)[0]))
-    slope = (values[0] - values[1]) / 2
-    assert slope == pytest.approx(float(jnp.sum(router * step)), rel=0.02)
 
 
 def test_devices_share_the_experts(case):

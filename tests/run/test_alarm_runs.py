@@ -1,4 +1,4 @@
-"""A whole run that an alarm stops: saved, with a status of its own, and in the report; and what it measured."""
+"""A whole run that an alarm stops: saved, with a status of its own, and in the report."""
 
 from python_process import config_flags, run_python
 from run_files import lines, summary_of

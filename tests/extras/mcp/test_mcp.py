@@ -6,9 +6,7 @@ import time
 import pytest
 from mcp_process import Server
 
-from zeroplay_jax.configs import common
 from zeroplay_jax.extras.mcp import tools as mcp_tools
-from zeroplay_jax.tools import registry
 from zeroplay_jax.tools.base import Invocation
 
 pytest.importorskip('mcp')
@@ -71,13 +69,3 @@ def test_a_server_that_dies_in_the_middle_of_a_call(server, tools):
         assert [error for _, error in add(tools, (1, 1), (2, 2))] == ['failed', 'failed']
     server.start()
     assert add(tools, (1, 1), (2, 2)) == [('2', None), ('4', None)]
-
-
-def test_a_config_has_the_servers_tools_beside_others(server):
-    config = common.get_config()
-    config.tools.update(
-        names=('examples.calculator.tool:Calculator', 'mcp'),
-        mcp_servers=server.url,
-        mcp_seconds=SECONDS,
-    )
-    assert list(registry.build_tools(config, None)) == ['calculator', 'add', 'refuse', 'wait']
