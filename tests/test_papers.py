@@ -1,4 +1,4 @@
-"""The tables and figures of the five papers: each has a command, or a reason why not."""
+"""The rows of the five papers: each has the model, the engine, the metric and the steps that its paper states."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""A corpus of one's own from end to end: passages, index, held-out questions, self-play, report, ask."""
+"""A corpus of one's own from end to end: passages, index, held-out questions, self-play, report."""
 
 import json
 import os

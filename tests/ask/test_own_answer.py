@@ -1,4 +1,4 @@
-"""A recipe that answers by two rollouts is asked as it answers; all of them are shown."""
+"""A recipe that answers by two rollouts is asked as it answers."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Ways of answering without training, played by a script through the real sampler; and all of them on the miniature."""
+"""Ways of answering without training, played by a script through the real sampler."""
 
 import importlib
 import itertools

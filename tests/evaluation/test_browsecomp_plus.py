@@ -1,4 +1,4 @@
-"""BrowseComp-Plus in the form that its publisher's script writes, on a sample of our own, and in its published form."""
+"""BrowseComp-Plus in the form that its publisher's script writes, on a sample of our own."""
 
 import json
 

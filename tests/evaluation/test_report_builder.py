@@ -1,4 +1,4 @@
-"""Reading, comparing and writing runs, and the command `zeroplay report`."""
+"""Reading, comparing and writing runs."""
 
 import json
 import shutil

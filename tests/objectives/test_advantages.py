@@ -1,4 +1,4 @@
-"""Advantages of groups against golden values and plain loops; what cannot count informs nobody."""
+"""Advantages of groups against golden values; what cannot count informs nobody."""
 
 import numpy as np
 import pytest

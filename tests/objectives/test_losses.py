@@ -1,4 +1,4 @@
-"""Losses by name: the built-in ones, and functions of modules outside this project."""
+"""Built-in losses: each is tested, and says rightly whether it can be cut into tokens."""
 
 import importlib.resources
 

@@ -1,4 +1,4 @@
-"""Mixtures of experts: gradients of PyTorch, no influence of other tokens, replay, devices, int8, refusals."""
+"""Mixtures of experts: gradients of PyTorch, no influence of other tokens, replay, devices, int8."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""The files beside exported weights: what they say, and that other programs then stop where a turn ends."""
+"""The files beside exported weights: with them other programs stop where a turn ends."""
 
 import json
 

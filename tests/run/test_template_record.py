@@ -1,4 +1,4 @@
-"""The day in prompts is that of the start of the run, which its record of inputs keeps; evaluations name theirs."""
+"""The day in prompts is that of the start of the run, which its record of inputs keeps."""
 
 import datetime
 

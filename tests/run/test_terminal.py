@@ -1,4 +1,4 @@
-"""What long work shows where no terminal is attached, and the lines of a run; bars on a terminal: test_commands.py."""
+"""The lines that a run prints."""
 
 import pathlib
 

@@ -1,4 +1,4 @@
-"""Whole runs that train nothing: they stop with status 3, say so everywhere, lose nothing, and can go on."""
+"""Whole runs that train nothing: they stop with status 3, say so everywhere, and lose nothing."""
 
 import shutil
 

@@ -1,4 +1,4 @@
-"""Runs with a value network (PPO): what they log, another run that goes on, and two processes."""
+"""Runs with a value network (PPO): what they log, and another run that goes on."""
 
 import killed_runs
 import pytest

@@ -1,4 +1,4 @@
-"""What self-play asked in two small recorded runs: parts, near-duplicates, topics, and a solver on each part."""
+"""What self-play asked in two small recorded runs: parts, near-duplicates, topics."""
 
 import json
 import pathlib

@@ -1,4 +1,4 @@
-"""Plans of runs: memory beside the compiled tables, what is chosen and refused, and what is printed."""
+"""Plans of runs: memory beside the compiled tables, and what is chosen; tests/refusals.txt has what is refused."""
 
 import dataclasses
 import itertools

@@ -1,4 +1,4 @@
-"""A model at an OpenAI-compatible server as the policy: a scripted server, real tools, and the table with it."""
+"""A model at an OpenAI-compatible server as the policy: a scripted server and real tools."""
 
 import contextlib
 import json
