@@ -82,17 +82,3 @@ class Browser:
         self.call('Page.navigate', url='about:blank')
         self.call('Page.navigate', url=url)
         self.until('location.protocol === "file:" && document.readyState === "complete"')
-
-    def resize(self, width, height=900):
-        self.call(
-            'Emulation.setDeviceMetricsOverride',
-            width=width,
-            height=height,
-            deviceScaleFactor=1,
-            mobile=False,
-        )
-
-    def key(self, key):
-        text = {'text': key} if len(key) == 1 else {}
-        self.call('Input.dispatchKeyEvent', type='keyDown', key=key, **text)
-        self.call('Input.dispatchKeyEvent', type='keyUp', key=key)

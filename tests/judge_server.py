@@ -1,4 +1,4 @@
-"""Servers that speak the OpenAI protocol; one grades and rates by a hash of the prompt: same request, same reply."""
+"""Servers that speak the OpenAI protocol; one grades by a hash of the prompt: same request, same reply."""
 
 import hashlib
 import http.server
@@ -75,10 +75,8 @@ class JudgeServer(ChatServer):
 
 
 def reply(prompt):
-    """Three of four rubrics are met, questions rated from 1 to 5; one reply in eight has no verdict."""
+    """Three of four rubrics are met; one reply in eight has no verdict."""
     number = hashlib.sha256(prompt.encode()).digest()[0]
     if number % 8 == 0:
         return 'I would rather not say.'
-    if 'How much work' in prompt:
-        return f'<think>Hm.</think><score>{1 + number % 5}</score>'
     return f'<think>Hm.</think><score>{int(number % 4 > 0)}</score>'

@@ -2,7 +2,6 @@
 
 import csv
 import dataclasses
-import json
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from benchmarks import rollout as bench
 from benchmarks.command import RESULTS
 from benchmarks.peers import workload
 from zeroplay_jax.configuration import fields, rules
-from zeroplay_jax.evaluation.statistics import difference, interval_text
 
 pytestmark = pytest.mark.results
 
@@ -83,53 +81,6 @@ def test_the_pages_have_the_figures_of_self_play_and_its_controls():
         f'(mean of 3 seeds) | {means("supervised_same")} |',
     ):
         assert row in page('README.md')
-
-
-def test_the_page_has_the_figures_of_other_starts():
-    results = page('docs/results.md')
-    for variant, rows in by(stored('starts.tsv'), 'variant').items():
-        arms = by(rows, 'arm')
-        played = arms['selfplay']
-        # The start is one policy, whatever is trained from it.
-        start, after = cells(played[:1], hops(3, 4, 'start ')), cells(played, hops(3, 4, 'after '))
-        long_proposals = played[0]['long proposals']
-        assert (
-            f'| {variant or "of the package"} | {start} | {long_proposals} | {after} |' in results
-        )
-        if variant == 'parts last':
-            assert f'| start | {cells(played[:1], hops(3, 6, "start "))} |' in results
-            assert set(arms) == {'selfplay', 'composed_six', 'supervised_six'}
-            for of_arm in arms.values():
-                assert f'| {cells(of_arm, hops(3, 6, "after "))} |' in results
-
-
-def test_the_page_has_the_figures_of_fresh_questions():
-    arms = {}
-    for row in stored('fresh.tsv'):
-        run = row['policy'].removeprefix('runs/hops/')
-        arms.setdefault(run.rpartition('-')[0], []).append(row)
-    for rows in arms.values():
-        assert f'| {cells(rows, hops(3, 6))} |' in page('docs/results.md')
-
-
-def test_the_page_says_what_credit_per_turn_has_shown():
-    arms = by(stored('turn_credit.tsv'), 'arm')
-    by_outcome, by_turn = (
-        [float(row['3 and 4']) for row in arms[f'{name}_credit']] for name in ('outcome', 'turn')
-    )
-    gain = difference([0.0], np.subtract(by_turn, by_outcome))
-    assert interval_text(gain, sign='+') in page('examples/turn_credit/README.md')
-
-
-def test_the_page_names_the_machines_on_which_every_config_fits():
-    fitting = set()
-    for row in json.loads((RESULTS / 'aot.json').read_text())['rows']:
-        if row['rank'] and row['fits']:
-            fitting.add((row['work'].partition(',')[0], row['machine']))
-    sentence = 'All five configs fit on four v5e chips or one H100 with [adapters]'
-    assert sentence in page('docs/tpu-gpu.md')
-    for system in ('drzero', 'piplay', 'ssp', 'dspo', 'scope'):
-        assert {(f'configs/{system}.py', 'v5e:2x2'), (f'configs/{system}.py', 'h100')} <= fitting
 
 
 def test_the_stored_table_of_claims_is_that_of_the_stored_runs(tmp_path):

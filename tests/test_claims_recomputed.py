@@ -165,19 +165,6 @@ def test_differences_intervals_and_p_values(claim, row, measure):
     assert 0.7 < np.std(means) / error < 1.4
 
 
-def test_differences_of_ablations():
-    arms = {entry['text']: (entry['better'], entry['worse']) for entry in REGISTRATION['ablations']}
-    for row in TABLES['ablations']:
-        for measure, result in row['measures'].items():
-            values = table_of(*arms[row['claim']], measure, CORRECT, row['seeds'])
-            assert result['difference'] == pytest.approx(values.mean(), abs=6e-5)
-            half = max(
-                error * stats.t.isf(0.025, count) for error, count in standard_errors(values)
-            )
-            interval = [values.mean() - half, values.mean() + half]
-            assert result['interval'] == pytest.approx(interval, abs=1.1e-4)
-
-
 def verdicts(measure):
     """The verdict of each claim if a measure leads where there is one, after Holm's correction, in the table's words.
 
@@ -255,42 +242,3 @@ def mean(arm, point, column=CORRECT, seeds=24):
 
 def share(value):
     return f'{value:.2f}'.lstrip('0')
-
-
-def test_the_page_has_these_means():
-    for title, arm in {
-        'Dr. Zero': 'drzero',
-        'SSP': 'ssp',
-        'π-Play': 'piplay',
-        'DSPO': 'dspo',
-    }.items():
-        assert f'| {title} | {share(mean(arm, 0))} → {share(mean(arm, -1))} |' in PAGE
-    rubrics = f'rubrics {share(mean("scope", 0, RUBRICS))} → {share(mean("scope", -1, RUBRICS))}'
-    assert f'{rubrics}, questions {share(mean("scope", 0))} → {share(mean("scope", -1))}' in PAGE
-    document = [share(mean(arm, -1, seeds=8)) for arm in ('drzero no document', 'drzero')]
-    assert f'{document[0]} instead of {document[1]}' in PAGE
-    reinforce = [share(mean(arm, -1, seeds=8)) for arm in ('ssp solver by reinforce', 'ssp')]
-    assert f'{reinforce[0]} instead of {reinforce[1]}' in PAGE
-    assert f'{share(mean("piplay", 1))} against {share(mean("drzero", 1))} after three' in PAGE
-    high = [share(mean(f'dspo{arm} at a high rate', -1, seeds=12)) for arm in (' grpo', '')]
-    assert f'GRPO collapses to {high[0]} and DSPO ends at {high[1]}' in PAGE
-    no_filter = share(mean('dspo no filter at a high rate', -1, seeds=4))
-    assert f'its ratio without the filter at {no_filter} (four seeds)' in PAGE
-    for arm, title in {'no filter': 'no filter', 'grpo': 'GRPO', 'ppo': 'PPO'}.items():
-        values = table_of('dspo', f'dspo {arm}', 'at_rollouts', CORRECT, 16)
-        (shown,) = re.findall(rf'−(\.\d+) against {title}', PAGE)
-        assert -float(shown) == pytest.approx(values.mean(), abs=6e-4)
-    for point, words in ((1, 'after three'), (2, 'after six')):
-        text = f'−{mean("drzero", -1) - mean("piplay", point):.3f}'.replace('0.', '.')
-        assert f'{text} {words}' in PAGE
-    supervised = table_of('dspo grpo', 'drzero', 'final', CORRECT, 16)
-    half = max(error * stats.t.isf(0.025, count) for error, count in standard_errors(supervised))
-    intervals = [[supervised.mean(), supervised.mean() - half, supervised.mean() + half]]
-    for row in ROWS:
-        for result in row['measures'].values():
-            intervals.append([result['difference'], *result['interval']])
-    pattern = r'[−+]?(\.\d{3}) \[[−+]?(\.\d{3}), [−+]?(\.\d{3})\]'
-    shown = [sorted(map(float, figures)) for figures in re.findall(pattern, PAGE)]
-    assert len(shown) == 3
-    computed = np.sort(np.abs(intervals))
-    assert all(np.any(np.all(np.abs(computed - figures) < 6e-4, axis=1)) for figures in shown)

@@ -1,7 +1,6 @@
 """What holds for the clients of search servers, MCP servers, judges and served policies alike (retrieval/web.py)."""
 
 import asyncio
-import concurrent.futures
 import functools
 import json
 import logging
@@ -13,16 +12,13 @@ import sys
 import threading
 import types
 
-import httpx2
 import numpy as np
 import pytest
-import web_servers
 from web_servers import Web
 
 from zeroplay_jax.configs import common
 from zeroplay_jax.retrieval import web
 from zeroplay_jax.retrieval.client import Client, Http
-from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.environment import Limits
 from zeroplay_jax.rollout.requests import Request
@@ -164,20 +160,6 @@ def test_a_server_of_this_machine_is_asked_without_a_proxy(ask, server, proxy, h
     assert server.seen and not proxy.seen
 
 
-@pytest.mark.parametrize('name', ['localhost.', socket.gethostname(), f'{socket.gethostname()}.'])
-def test_no_name_of_this_machine_is_looked_for_by_a_proxy(server, proxy, name, monkeypatch):
-    monkeypatch.setenv('http_proxy', proxy.address)
-    addresses = socket.getaddrinfo
-
-    def here(host, *arguments, **options):
-        is_name = host in (name, name.encode())
-        return addresses('127.0.0.1' if is_name else host, *arguments, **options)
-
-    monkeypatch.setattr(socket, 'getaddrinfo', here)
-    assert search(f'http://{name}:{server.server_port}', None) == (True, '')
-    assert server.seen and not proxy.seen
-
-
 def test_no_proxy_is_heeded(ask, server, proxy, monkeypatch):
     monkeypatch.setenv('http_proxy', proxy.address)
     monkeypatch.setenv('NO_PROXY', 'other.example, .search.example')
@@ -205,26 +187,6 @@ def test_a_private_authority_is_trusted_if_the_environment_says_so(
     is_file = variable == 'SSL_CERT_FILE'
     monkeypatch.setenv(variable, str(certificate if is_file else certificate.parent))
     assert ask(encrypted.address) == (True, '')
-
-
-@pytest.mark.parametrize(
-    'variables, words',
-    [
-        ({'SSL_CERT_FILE': '/not/there.pem'}, 'No such file'),
-        ({'ALL_PROXY': f'ftp://me:{KEY}@127.0.0.1:9'}, 'ftp'),
-        ({'ALL_PROXY': f'socks5://me:{KEY}@127.0.0.1:9'}, 'socksio'),
-        ({'ALL_PROXY': f'http://me:{KEY}#x@127.0.0.1:9'}, 'no address'),
-    ],
-)
-def test_an_environment_that_cannot_be_used_is_one_line(ask, variables, words, monkeypatch):
-    for variable, value in variables.items():
-        monkeypatch.setenv(variable, value)
-    try:
-        answered, line = ask('http://search.example')
-    except RetrievalError as error:
-        answered, line = False, str(error)
-    assert not answered and words in line and 'correct these variables' in line
-    assert '\n' not in line and KEY not in line
 
 
 @pytest.mark.fault('nov29-C2', 'status 307 to the same and to another host')
@@ -258,17 +220,6 @@ def test_a_reply_has_bounds(ask, server, mode, seconds, words):
     assert not answered and words in line and '\n' not in line
 
 
-@pytest.mark.fault('nov29-C4', 'a redirect to an address with the key of the request')
-@pytest.mark.parametrize('ask_model', [judge, policy])
-def test_a_key_in_the_address_of_a_redirect_is_hidden(ask_model, server, monkeypatch):
-    monkeypatch.setenv('OPENAI_API_KEY', KEY)
-    server.mode = 'redirect'
-    server.target = f'{server.address}/there?q=Bearer%20{KEY}'
-    answered, line = ask_model(server.address, None)
-    assert not answered and 'there?q=***' in line
-    assert KEY not in line
-
-
 @pytest.mark.fault('nov29-C4', 'status 401 that quotes the key')
 def test_a_key_that_a_server_quotes_is_hidden(ask, server, caplog):
     server.mode = 'echo'
@@ -276,45 +227,6 @@ def test_a_key_that_a_server_quotes_is_hidden(ask, server, caplog):
         answered, line = ask(server.address)
     assert not answered and line
     assert KEY not in line and KEY not in caplog.text
-
-
-@pytest.mark.fault('nov29-web-9', 'charset=hex in the head of an error')
-def test_the_charset_that_a_server_names_is_not_used(ask, server):
-    server.mode = 'charset'
-    answered, line = ask(server.address)
-    assert not answered and 'Assertion' not in line
-    if ask.func is not call:
-        assert 'gone: \ufffdé' in line
-
-
-@pytest.mark.fault('nov29-web-10', 'keys that are empty, or that no header can have')
-@pytest.mark.parametrize('ask_model', [judge, policy])
-def test_a_key_that_cannot_be_sent_is_named(ask_model, server, monkeypatch):
-    monkeypatch.setenv('OPENAI_API_KEY', '')
-    assert ask_model(server.address, None) == (True, '')
-    for key in ('two\nlines', 'kéy'):
-        monkeypatch.setenv('OPENAI_API_KEY', key)
-        with pytest.raises(UserError, match='OPENAI_API_KEY: has a character that no key has'):
-            ask_model(server.address, None)
-
-
-@pytest.mark.fault('nov29-web-10', 'an address with a scheme that is no scheme of the web')
-def test_what_cannot_be_sent_is_not_tried_again(monkeypatch):
-    pauses = []
-    monkeypatch.setattr(web.asyncio, 'sleep', pauses.append)
-    exchange = web.Exchange('ftp://127.0.0.1')
-    with pytest.raises(RetrievalError, match='cannot be sent'):
-        web.start(exchange.post('ftp://127.0.0.1', {}, str)).result(SECONDS)
-    assert not pauses
-
-
-@pytest.mark.fault('nov29-web-12', 'OPENAI_ORG_ID and OPENAI_PROJECT_ID')
-def test_the_account_of_the_environment_is_sent_with_its_key(server, monkeypatch):
-    monkeypatch.setenv('OPENAI_ORG_ID', 'org-1')
-    monkeypatch.setenv('OPENAI_PROJECT_ID', 'project-1')
-    assert judge(server.address, None) == (True, '')
-    sent = server.headers
-    assert (sent['OpenAI-Organization'], sent['OpenAI-Project']) == ('org-1', 'project-1')
 
 
 @pytest.mark.fault('nov29-web-11', 'Retry-After of fractions, pauses that grow')
@@ -365,61 +277,6 @@ def test_connections_outlive_event_loops(server, caplog):
         counts.append(len(os.listdir('/proc/self/fd')))
     assert counts == counts[:1] * 4
     assert not caplog.records
-
-
-@pytest.mark.fault('nov29-web-1', 'first requests of many threads at once')
-def test_the_first_requests_of_many_threads_share_one_event_loop(server, monkeypatch):
-    threads, first_use = 16, web._event_loop.__wrapped__
-    running = [thread.name for thread in threading.enumerate()].count('requests')
-    for loops in range(running + 1, running + 6):
-        monkeypatch.setattr(web, '_event_loop', functools.cache(first_use))
-        begin = threading.Barrier(threads, timeout=SECONDS)
-        backend = Http(server.address, retries=0)
-
-        def search_first(name, begin=begin, backend=backend):
-            begin.wait()
-            return backend.retrieve([name], 1)
-
-        with concurrent.futures.ThreadPoolExecutor(threads) as pool:
-            answers = list(pool.map(search_first, map(str, range(threads))))
-        assert len(answers) == threads
-        names = [thread.name for thread in threading.enumerate()]
-        assert names.count('requests') == loops
-
-
-class Crowd:
-    """In place of an HTTP client: counts the requests in progress, of which the first ones wait for 512."""
-
-    def __init__(self):
-        self.now = self.most = 0
-        self.is_full = asyncio.Event()
-
-    async def request(self, method, url, json):
-        self.now += 1
-        self.most = max(self.most, self.now)
-        if self.now >= 512:
-            self.is_full.set()
-        await self.is_full.wait()
-        await asyncio.sleep(0.05)
-        self.now -= 1
-        return httpx2.Response(200, json=web_servers.CHAT)
-
-    async def aclose(self):
-        """Has no connections."""
-
-
-@pytest.mark.fault('nov29-web-5', 'hundreds of judgements in training at once')
-def test_the_requests_of_a_judge_at_once_are_bounded(monkeypatch):
-    crowd = Crowd()
-    monkeypatch.setattr(web, 'open_client', lambda *_: crowd)
-    writer = endpoint_writer(settings('http://127.0.0.1').judge, prompts.select('full'))
-    referee = Judge(writer, (3, 5))
-
-    async def judge_all():
-        return await asyncio.gather(*[referee.correct((n,), 'q', ['a'], 'a') for n in range(600)])
-
-    assert asyncio.run(judge_all()) == [True] * 600
-    assert crowd.most == 512
 
 
 FORKED = """

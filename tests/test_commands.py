@@ -1,32 +1,24 @@
-"""What commands have in common: a help, flags as on the pages, quiet libraries, Ctrl-C, progress for people alone."""
+"""What commands have in common: flags as on the pages, and Ctrl-C."""
 
 import argparse
 import json
-import os
 import pathlib
-import pty
 import re
 import shlex
 import signal
-import subprocess
 import sys
-import termios
 import time
 import tomllib
 
 import pytest
 from forked_commands import load_libraries, run_in_fork
 from page_commands import PYTHON, as_module, commands
-from python_process import ROOT, finish, run_python, start, start_python, wait_for
+from python_process import ROOT, finish, run_python, start, wait_for
 from removed_extras import has_left
 
-import zeroplay_jax
-from zeroplay_jax import __main__ as package
 from zeroplay_jax.commands import COMMANDS as NAMES
 from zeroplay_jax.commands import to_copy
 from zeroplay_jax.configuration import command_line
-from zeroplay_jax.extras import EXTRAS
-from zeroplay_jax.settings.kinds import EXAMPLE_TEXTS
 
 COMMANDS = sorted(
     '.'.join(path.relative_to(ROOT).with_suffix('').parts).removesuffix('.__main__')
@@ -49,11 +41,9 @@ def arguments(parser):
 
 
 def parse_watched(parser, *given):
-    """Parses; all flags are printed, those of kinds of a command as well, and arguments without a help."""
+    """Parses; all flags are printed, those of kinds of a command as well."""
     for action in arguments(parser):
         print(*action.option_strings)
-        if not action.help:
-            print('no help for', action.option_strings or action.dest)
     return parse(parser, *given)
 
 
@@ -77,16 +67,6 @@ def helps(tmp_path_factory):
     printed = run_python('-c', code, PYTHONPATH=f'{ROOT}:{ROOT / "tests"}')
     assert printed.returncode == 0, printed.stderr[-2000:]
     return json.loads(printed.stdout.splitlines()[-1])
-
-
-@pytest.mark.parametrize('module', COMMANDS)
-def test_help_says_how_to_give_the_command_and_what_every_argument_is(helps, module):
-    status, text = helps[module]
-    lines = [line for line in text.split('\n') if 'usage:' not in line]
-    names = [f'zeroplay {name} ' for name in NAMES if module == f'zeroplay_jax.{NAMES[name]}']
-    (call,) = names or [f'python -m {module}']
-    assert status == 0 and any(call in f'{line} ' for line in lines), text[-2000:]
-    assert 'Traceback' not in text and 'no help for' not in text
 
 
 def commands_of_pages():
@@ -127,34 +107,6 @@ def test_commands_of_pages_have_flags_and_fields_that_exist(helps):
     assert checked > 60
 
 
-def test_the_package_lists_its_commands(capsys):
-    assert package.main([]) == 0
-    listed_lines = capsys.readouterr().out.splitlines()
-    for command, line in zip(NAMES, listed_lines):
-        assert line.startswith(f'zeroplay {command} ') and line.endswith('.')
-    runnable = {name.removeprefix('zeroplay_jax.') for name in COMMANDS}
-    # What trains the checkpoints that come with the package is for its developers.
-    of_users = {name for name in runnable if re.fullmatch(r'\w+|retrieval\.\w+|mini\.sample', name)}
-    of_extras = {f'extras.{name}' for name, extra in EXTRAS.items() if extra.is_command}
-    assert of_users - {'zeroplay_jax'} | of_extras == set(NAMES.values())
-    assert package.main(['--version']) == 0
-    assert capsys.readouterr().out == f'zeroplay_jax {zeroplay_jax.__version__}\n'
-    for word, line in {
-        'evalute': 'did you mean evaluate?',
-        'nothing': 'lists the commands',
-    }.items():
-        assert package.main([word]) == 2
-        assert line in capsys.readouterr().err
-
-
-def test_a_command_as_a_word_is_the_module():
-    by_name, by_module = (
-        run_python('-m', *words.split(), '--nothing')
-        for words in ('zeroplay_jax train', 'zeroplay_jax.main')
-    )
-    assert by_name.returncode == 2 and by_name.stderr == by_module.stderr != ''
-
-
 def test_a_printed_command_runs_where_it_is_copied(tmp_path, monkeypatch):
     programs, others = tmp_path / 'bin', tmp_path / 'others'
     monkeypatch.setattr(sys, 'executable', f'{programs}/python')
@@ -167,30 +119,6 @@ def test_a_printed_command_runs_where_it_is_copied(tmp_path, monkeypatch):
     for path, program in {others: 'bin/zeroplay', programs: 'zeroplay'}.items():
         monkeypatch.setenv('PATH', str(path))
         assert to_copy('index') == [program, 'index']
-
-
-@pytest.mark.fault('user-10', 'retrieval.build on a machine without a TPU')
-def test_building_an_index_prints_nothing_of_libraries(tmp_path):
-    words = ('--corpus', EXAMPLE_TEXTS, '--encoder', 'lexical', '--out', tmp_path / 'index')
-    # JAX looks for accelerators, as it does for anybody.
-    done = run_python('-m', 'zeroplay_jax.retrieval.build', *words, fresh=True, JAX_PLATFORMS='')
-    *about, last = done.stderr.splitlines()
-    assert ': 44 passages' in last and len(about) == 1, done.stderr
-
-
-@pytest.mark.fault('user-10', 'reading a checkpoint of several processes, or for an export')
-def test_orbax_does_not_report_sizes_that_it_does_not_log():
-    from absl import logging
-
-    from zeroplay_jax.learner import checkpoint
-
-    checkpoint.state_reader()
-    logging.set_verbosity(logging.WARNING)
-    logger = logging.get_absl_logger()
-    shown = []
-    for line in ('Global object size logging disabled for `primary_host=None`.', 'other'):
-        shown.append(logger.filter(logger.makeRecord('absl', 30, '', 0, line, (), None)))
-    assert list(map(bool, shown)) == [False, True]
 
 
 def start_interruptible(*words):
@@ -234,53 +162,6 @@ def test_ctrl_c_while_libraries_load_is_one_line(tmp_path, command, module):
     assert said == ['zeroplay_jax: stopped before it began']
 
 
-SWALLOWS = """import sys, time
-from zeroplay_jax import main
-from zeroplay_jax.configuration import command_line
-from zeroplay_jax.run import build
-
-def build_forever(*_, **__):
-    print('loads', flush=True)
-    while True:
-        try:
-            time.sleep(0.01)
-        except KeyboardInterrupt:
-            pass
-
-build.build = build_forever
-command_line.run_command('zeroplay_jax', main.main)
-"""
-
-
-def test_ctrl_c_while_a_model_loads_is_not_lost_where_a_library_ignores_it(tmp_path):
-    """As garbage collection does, whose callbacks ignore exceptions."""
-    flags = ['--config=configs/quickstart.py', f'--workdir={tmp_path}/run']
-    running = start_interruptible('-c', SWALLOWS, *flags)
-    assert running.stdout.readline() == 'loads\n', running.communicate()[1][-2000:]
-    running.send_signal(signal.SIGINT)
-    try:
-        _, err = running.communicate(timeout=30)
-    finally:
-        running.kill()
-    assert running.returncode == 130
-    assert err.splitlines()[-1] == 'zeroplay_jax: stopped before it began'
-
-
-def test_the_line_is_seen_also_where_libraries_are_silenced():
-    code = """import os, signal, time
-from zeroplay_jax.retrieval import command
-from zeroplay_jax.runtime import signals
-signal.signal(signal.SIGINT, signal.default_int_handler)
-signals.exit_while_loading()
-with command.quiet():
-    os.kill(os.getpid(), signal.SIGINT)
-    time.sleep(5)
-"""
-    done = run_python('-c', code)
-    assert done.returncode == 130
-    assert done.stderr.strip() == 'zeroplay_jax: stopped before it began'
-
-
 def test_a_cpu_is_divided_into_devices():
     code = """import ml_collections
 from zeroplay_jax.configuration import command_line
@@ -297,46 +178,3 @@ print(jax.device_count())
     for program, flags, devices in ((code, '', '3'), (code, five, '5'), (used, '', '1')):
         done = run_python('-c', program, XLA_FLAGS=flags)
         assert done.stdout.strip() == devices, done.stderr
-
-
-def on_a_terminal(code):
-    """What a program draws on a terminal of 24 lines and 80 columns."""
-    ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (24, 80))
-    command = [sys.executable, '-c', code]
-    drawn = subprocess.Popen(command, cwd=ROOT, stdout=theirs, stderr=theirs)
-    os.close(theirs)
-    shown = b''
-    while True:
-        try:
-            piece = os.read(ours, 4096)
-        except OSError:
-            break
-        if not piece:
-            break
-        shown += piece
-    os.close(ours)
-    assert drawn.wait() == 0, shown.decode()
-    return shown.decode()
-
-
-def test_a_bar_is_drawn_on_a_terminal_and_nowhere_else():
-    code = """import os, sys, time
-from zeroplay_jax.retrieval import progress
-progress._LOOK_SECONDS = 0.01
-with progress.Bar(9, 'steps', leave=True) as steps, progress.Bar(None, 'episodes', 'play [1]') as episodes:
-    steps.update(2)
-    episodes.update(5)
-    time.sleep(2.2)
-    print('a', 'notice', file=sys.stderr)
-    print('result')
-    if os.isatty(2): os._exit(0)
-"""
-    assert finish(start_python('-c', code)) == ('result\n', 'a notice\n')
-    shown = on_a_terminal(code)
-    # The time goes on.
-    assert re.search(r'2/9 steps, 0:00:0[1-9]; play \[1\]: 5 episodes, 0:00:0', shown)
-    # Above the bar, which has one line: of two, what a library prints between them would be erased.
-    assert '\x1b[2Ka notice\r\n' in shown and '\x1b[1A' not in shown
-    # An early end does not lose the cursor, because it is never hidden.
-    assert '\x1b[?25' not in shown

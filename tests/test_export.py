@@ -1,16 +1,13 @@
 """The export of a run whose checkpoint, prompts or records are not those of its start."""
 
-import errno
-import pathlib
 import shutil
 
 import pytest
 from run_records import change_record, stored_config, write_record
-from safetensors import SafetensorError
 
 from zeroplay_jax.configs import quickstart
 from zeroplay_jax.configuration import places
-from zeroplay_jax.export import export, main
+from zeroplay_jax.export import export
 from zeroplay_jax.learner.checkpoint import Checkpointer
 from zeroplay_jax.policy import hf
 from zeroplay_jax.retrieval import downloads
@@ -72,80 +69,3 @@ def test_weights_are_exported_with_the_files_in_the_record(run, tmp_path):
     assert [path.name for path in (tmp_path / 'out').iterdir()] == ['solver']
     with pytest.raises(UserError, match='exists already'):
         export(workdir, tmp_path / 'out')
-
-
-def raising(error):
-    def fail(*args, **options):
-        raise error
-
-    return fail
-
-
-FULL = 'No space left on device'
-FULL_ERRORS = {
-    'weights': ('save_file', SafetensorError(f'Error while serializing: I/O error: {FULL} (28)')),
-    'copy': (
-        'Path.write_bytes',
-        OSError(errno.ENOSPC, FULL),
-    ),
-    'text': ('_write_config', OSError(errno.ENOSPC, FULL)),
-}
-
-
-@pytest.fixture
-def refusal(run, tmp_path, capsys):
-    """Returns a function that exports the run; it gives the last line of the errors."""
-
-    def export_it(out=tmp_path / 'out'):
-        assert main([str(run[0]), '--out', str(out)]) == 2
-        return capsys.readouterr().err.splitlines()[-1]
-
-    return export_it
-
-
-@pytest.mark.parametrize(('name', 'reason'), [('file', 'File exists'), ('file/out', 'File exists')])
-def test_a_file_in_place_of_the_output_folder_asks_for_another(refusal, tmp_path, name, reason):
-    (tmp_path / 'file').write_text('mine')
-    out = tmp_path / name
-    assert refusal(out) == f'zeroplay export: {out}: {reason}; choose another --out'
-
-
-@pytest.mark.parametrize('case', FULL_ERRORS)
-def test_a_full_disk_asks_for_another_output_folder(refusal, tmp_path, monkeypatch, case):
-    function, error = FULL_ERRORS[case]
-    monkeypatch.setattr(f'zeroplay_jax.policy.hf.{function}', raising(error))
-    line = refusal()
-    assert line.startswith(f'zeroplay export: {tmp_path / "out"}: ') and FULL in line
-    assert line.endswith('; choose another --out')
-
-
-FIX = 'correct this and run the same command again'
-
-
-@pytest.mark.parametrize('has_name', [True, False])
-def test_an_input_that_cannot_be_read_is_named(run, refusal, tmp_path, monkeypatch, has_name):
-    path = run[1] / 'tokenizer_config.json'
-    # The file of the cache to which it led is gone.
-    path.unlink()
-    path.symlink_to(tmp_path / 'gone')
-    problem = f'{path}: No such file or directory'
-    if not has_name:
-        problem = 'Input/output error'
-        error = OSError(errno.EIO, 'Input/output error')
-        monkeypatch.setattr(run_folder, 'check_start', raising(error))
-    assert refusal() == f'zeroplay export: {problem}; {FIX}'
-
-
-def test_an_input_that_fails_while_it_is_copied_does_not_blame_the_output(
-    refusal, tmp_path, monkeypatch
-):
-    read_bytes = pathlib.Path.read_bytes
-
-    def fail(path):
-        if path.name == 'tokenizer_config.json':
-            raise OSError(errno.EIO, 'Input/output error')
-        return read_bytes(path)
-
-    monkeypatch.setattr(pathlib.Path, 'read_bytes', fail)
-    assert f'tokenizer_config.json: Input/output error; {FIX}' in refusal()
-    assert not list(tmp_path.glob('out/*'))

@@ -3,30 +3,24 @@
 import os
 import shutil
 import signal
-import socket
 import subprocess
-import threading
 import time
 
 import numpy as np
 import pytest
 from host_processes import (
-    HEARTBEAT,
     RUN,
     finish,
     free_port,
-    join_flags,
     play,
     processes_of_script,
 )
-from python_process import FLAGS, PIPES, ROOT, config_flags, run_python, wait_for
-from run_files import count_steps, lines, summary_of, without_clock
+from python_process import FLAGS, PIPES, ROOT, config_flags, run_python
+from run_files import lines, without_clock
 from safetensors.numpy import load_file
 from test_run import AHEAD
 
 from zeroplay_jax.learner.checkpoint import saved_steps
-from zeroplay_jax.runtime import devices
-from zeroplay_jax.types import UserError
 
 
 @pytest.fixture(scope='module')
@@ -124,21 +118,6 @@ def test_two_processes_learn_what_one_learns(one, two):
 
 
 @pytest.mark.long
-def test_a_signal_to_one_process_saves_the_same_step_in_all(two, tmp_path):
-    """Whatever `checkpoint.every` is; the same command then ends as if nothing had happened."""
-    workdir = tmp_path / 'run'
-    running = play(workdir, 2, '--config.checkpoint.every=50')
-    wait_for(lambda: count_steps(workdir) >= 2, *running)
-    running[1].send_signal(signal.SIGTERM)
-    texts = [p.communicate(timeout=120)[0] for p in running]
-    assert [p.returncode for p in running] == [75, 75], texts
-    assert max(saved_steps(workdir / 'checkpoints')) == len(metrics(workdir))
-    finish(play(workdir, 2))
-    assert read(workdir, 'trajectories.jsonl') == read(two, 'trajectories.jsonl')
-    assert metrics(workdir) == metrics(two)
-
-
-@pytest.mark.long
 @pytest.mark.parametrize('writers', [1, 2])
 def test_a_checkpoint_serves_either_number_of_processes(writers, one, two, tmp_path):
     whole = (one, two)[writers - 1]
@@ -152,32 +131,6 @@ def test_a_checkpoint_serves_either_number_of_processes(writers, one, two, tmp_p
     assert f'resumes at step {steps[1]} of' in out[0]
     assert read(workdir, 'trajectories.jsonl') == read(whole, 'trajectories.jsonl')
     assert (workdir / 'policy' / 'policy' / 'model.safetensors').exists()
-
-
-def test_what_goes_wrong_in_one_process_ends_both_with_its_line(tmp_path):
-    """Evaluation questions are too long to be asked: one process reports it, the other names that process."""
-    started = time.time()
-    flags = config_flags('rollout.prompt_tokens=26 eval.questions=1 eval.hops=(1,2,3,4)')
-    running = play(tmp_path / 'run', 2, *flags)
-    out = [p.communicate(timeout=300)[0] for p in running]
-    assert [p.returncode for p in running] == [2, 2], out
-    assert all('config.rollout.prompt_tokens: too short for ' in text for text in out)
-    assert sum('process ' in text.strip().split('\n')[-1] for text in out) == 1
-    assert time.time() - started < 200
-
-
-@pytest.mark.long
-def test_two_processes_that_train_nothing_both_stop_with_status_3(tmp_path):
-    workdir = tmp_path / 'run'
-    # Every rollout ends after its first token, and those that end at a limit are not trained on.
-    flags = 'rollout.turn_tokens=1 rollout.truncated=drop stop_after_empty_steps=2'
-    running = play(workdir, 2, *config_flags(flags))
-    out = [p.communicate(timeout=600)[0] for p in running]
-    assert [p.returncode for p in running] == [3, 3], out
-    summary = summary_of(workdir)
-    assert summary['trained'] is False and '2 steps in a row' in summary['stopped']
-    assert any(summary['stopped'] in text for text in out)
-    assert not (workdir / 'policy').exists()
 
 
 BREAKS = """
@@ -212,23 +165,6 @@ def test_a_process_that_breaks_or_dies_is_not_waited_for(end):
     assert time.time() - started < 100
 
 
-def test_a_port_that_is_taken_is_one_line(tmp_path):
-    with socket.socket() as taken:
-        taken.bind(('', 0))
-        taken.listen()
-        (alone,) = play(tmp_path / 'run', 1, *join_flags(taken.getsockname()[1], 0))
-        out = alone.communicate(timeout=120)[0]
-    assert alone.returncode == 2
-    assert 'process 0 cannot open that port' in out.strip().split('\n')[-1]
-
-
-def test_a_process_zero_that_never_comes_is_one_line(monkeypatch):
-    place = f'localhost:{free_port()}'
-    monkeypatch.setattr(devices, 'JOIN_SECONDS', 0.1)
-    with pytest.raises(UserError, match=f'coordinator={place}: process 0 did not answer'):
-        devices.connect('coordinator', place, 2, 1, HEARTBEAT)
-
-
 def test_processes_that_never_come_are_one_line():
     code = f"""from zeroplay_jax.runtime import devices
 devices.JOIN_SECONDS = 3.0
@@ -237,18 +173,6 @@ devices.connect('coordinator', 'localhost:{free_port()}', 2, 0, 10)
     alone = run_python('-c', code, timeout=120)
     assert alone.returncode == 2 and alone.stderr.count('\n') == 1, alone.stderr
     assert 'not all processes came together within 3 s' in alone.stderr
-
-
-def test_a_process_zero_that_comes_late_is_waited_for():
-    with socket.socket() as late:
-        late.bind(('localhost', 0))
-        place = f'localhost:{late.getsockname()[1]}'
-        opens = threading.Timer(1.0, late.listen)
-        opens.start()
-        started = time.monotonic()
-        devices._wait_until_open(place, 60.0)
-        opens.join()
-        assert 0.9 < time.monotonic() - started < 30
 
 
 # ---- runs with adapters, and runs whose steps begin early --------------------------------------------------

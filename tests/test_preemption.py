@@ -1,18 +1,14 @@
 """SIGTERM: a flag while a run trains, the end of the process while it loads, and the same for all processes."""
 
-import contextlib
 import os
 import signal
 import threading
-import types
 
 import pytest
 from host_processes import processes_of_script
 from python_process import run_python
 
 from zeroplay_jax.runtime import signals
-from zeroplay_jax.selfplay.engine import Engine
-from zeroplay_jax.selfplay.schedule import Phase, Step
 from zeroplay_jax.types import Preempted
 
 
@@ -28,35 +24,6 @@ def test_the_signal_only_sets_a_flag_while_it_is_watched():
     signals.raise_if_requested()
     with signals.watched():
         signals.raise_if_requested()  # of an earlier context nothing is left
-
-
-@pytest.mark.fault('P', 'SIGTERM in a long update, and while rollouts are played')
-def test_what_is_completed_first_is_said_at_once(capfd):
-    for work in ('this update of solver', ''):
-        context = signals.completing(work) if work else contextlib.nullcontext()
-        with signals.watched(), context:
-            os.kill(os.getpid(), signal.SIGTERM)
-            os.kill(os.getpid(), signal.SIGTERM)
-        line = capfd.readouterr().err
-        assert len(line.splitlines()) == 2 and not line.splitlines()[0]
-        assert f'saves and ends after {work or "this round of its rollouts"}' in line
-
-
-@pytest.mark.fault('P', 'what an engine says during an update')
-def test_an_update_is_named():
-    works = []
-    stopped = RuntimeError()
-
-    def run(*_):
-        works.append(signals._request.work)
-        raise stopped
-
-    engine = types.SimpleNamespace(updates=types.SimpleNamespace(run=run))
-    step = Step(Phase('solver', 1, ('proposer', 'solver')), 0, 0)
-    with pytest.raises(RuntimeError):
-        Engine._update_roles(engine, step, [], [])
-    assert works == ['this update of proposer, solver']
-    assert signals._request.work != works[0]
 
 
 def test_a_program_keeps_its_own_handler_and_other_threads_install_none():

@@ -1,15 +1,11 @@
-"""A corpus of one's own from end to end: passages, index, held-out questions, self-play, report, ask."""
+"""A corpus of one's own from end to end: passages, index, held-out questions, self-play, report."""
 
 import json
 import os
-import pathlib
-import shlex
 import shutil
 import subprocess
-import sys
 
 import pytest
-from page_commands import as_module
 from python_process import PIPES, ROOT, config_flags, run_python
 from run_files import lines, summary_of
 
@@ -43,17 +39,6 @@ def played(tmp_path_factory):
     done = play(place)
     assert done.returncode == 0, done.stderr[-3000:]
     return place / 'runs' / 'a b', done
-
-
-def test_every_step_says_what_it_made(played):
-    _, done = played
-    text = done.stdout
-    assert '== corpus: 15 of 16 files are English text; 80 passages' in text
-    assert '== questions: 78 questions of 6 held-out documents (of 15), 47 passages' in text
-    assert '== index: scann in runs/a b/index' in text
-    assert 'Exact match on held-out questions' in text
-    assert 'the report is runs/a b/run/report.html' in text
-    assert 'warning: the texts: 1 of 16 files are left out: 1 .png' in done.stderr
 
 
 def test_the_run_has_a_report_a_policy_and_a_real_index(played):
@@ -96,19 +81,6 @@ def test_training_finds_no_held_out_passage_and_evaluations_do(played):
     assert found[True] & held_out
 
 
-def test_the_printed_command_asks_the_trained_policy(played):
-    workdir, done = played
-    (advice,) = [line for line in done.stdout.splitlines() if line.startswith('ask the trained')]
-    command = advice.partition(': ')[2]
-    assert '____' in command
-    place = workdir.parents[1]
-    _, *words = shlex.split(as_module(command))
-    asked = run_python(*words, cwd=place, PYTHONPATH=str(ROOT))
-    assert asked.returncode == 0, asked.stderr[-2000:]
-    # What the policy writes is up to the policy.
-    assert 'answer' in asked.stdout
-
-
 def times(workdir):
     return {path: path.stat().st_mtime_ns for path in workdir.glob('*') if path.name != 'run'}
 
@@ -149,19 +121,6 @@ def contents(workdir):
     return {path.name: path.read_bytes() for path in workdir.iterdir() if path.is_file()}
 
 
-def test_bm25_and_own_questions(texts, tmp_path, capsys):
-    own = tmp_path / 'own questions.jsonl'
-    own.write_text(json.dumps({'question': 'Who discovered Titan?', 'answer': 'Huygens'}) + '\n')
-    workdir = tmp_path / 'w'
-    flags = ('--seed=3', f'--config.eval.file={own}', '--config.solver.steps=1')
-    command = prepare(texts, workdir, *flags)
-    assert folder.read_manifest(workdir / 'index')['kind'] == 'bm25'
-    # Own questions may be about any document: none is held out.
-    assert not english.get_config(str(workdir)).retrieval.held_out
-    assert 'have no ____' in capsys.readouterr().err
-    assert command[-3:] == ['--config.seed=3', *flags[1:]]
-
-
 def test_an_interrupted_command_gives_the_same_files(texts, tmp_path, monkeypatch):
     whole, stopped = tmp_path / 'whole', tmp_path / 'stopped'
     prepare(texts, whole)
@@ -174,15 +133,6 @@ def test_an_interrupted_command_gives_the_same_files(texts, tmp_path, monkeypatc
     prepare(texts, stopped)
     assert contents(whole) == contents(stopped)
     assert folder.fingerprint(whole / 'index') == folder.fingerprint(stopped / 'index')
-
-
-def test_the_run_has_a_process_of_its_own(texts, tmp_path, monkeypatch):
-    """The index was built with the devices of JAX, which a run divides before they exist, and a resumed run has not."""
-    replaced = []
-    monkeypatch.setattr(os, 'execv', lambda program, words: replaced.extend([program, *words]))
-    quickstart.main([f'--corpus={texts}', f'--workdir={tmp_path}/w', '--encoder=bm25'])
-    assert replaced[:4] == [sys.executable, sys.executable, '-m', 'zeroplay_jax.main']
-    assert f'--workdir={tmp_path}/w/run' in replaced
 
 
 def interrupt(*_):
@@ -219,44 +169,6 @@ def test_a_folder_of_the_user_is_not_written_into(texts, tmp_path, capsys):
     assert contents(tmp_path / 'mine') == {'corpus.jsonl': b'{}'}
 
 
-def test_an_unusable_corpus_is_refused_and_leaves_nothing(tmp_path, capsys):
-    """What is unusable is a matter of retrieval/test_cleaning.py."""
-    (tmp_path / 'texts').mkdir()
-    flags = (f'--corpus={tmp_path / "texts"}', f'--workdir={tmp_path / "w"}')
-    one_sentence = 'Lomi\nThe town of Lomi lies on the river Gumu and has a bridge.'
-    for text, message in (('', '1 empty'), (one_sentence, 'at least 30')):
-        (tmp_path / 'texts' / 'a.txt').write_text(text)
-        assert message in refused(capsys, *flags)
-        assert not (tmp_path / 'w').exists()
-
-
-def test_without_a_workdir_the_run_is_called_after_the_corpus(texts, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    # Only files have suffixes.
-    folder_of_a_year = texts.rename(tmp_path / 'notes.2023')
-    names = {
-        '/data/texts': 'texts',
-        '/data/wiki-18.jsonl.gz': 'wiki-18',
-        '/data/notes.2024.jsonl': 'notes.2024',
-        folder_of_a_year: 'notes.2023',
-    }
-    for corpus, name in names.items():
-        args, _ = quickstart._arguments([f'--corpus={corpus}'])
-        assert args.workdir == pathlib.Path('runs', name)
-
-
-def test_a_workdir_inside_of_the_corpus_is_refused(texts, monkeypatch, capsys):
-    monkeypatch.chdir(texts)
-    before = sorted(texts.rglob('*'))
-    for arguments in (
-        ['--corpus=.'],
-        [f'--corpus={texts}', '--workdir=../texts/deeper/run'],
-        [f'--corpus={texts}', f'--workdir={texts}'],
-    ):
-        assert 'the workdir lies in the corpus' in refused(capsys, *arguments)
-    assert sorted(texts.rglob('*')) == before
-
-
 def test_the_config_is_sound(texts, tmp_path):
     prepare(texts, tmp_path / 'w')
     config = english.get_config(str(tmp_path / 'w'))
@@ -273,14 +185,3 @@ def make(*arguments, **environment):
     """What `make -n quickstart` would run."""
     command = ['make', '-n', 'quickstart', *arguments]
     return subprocess.run(command, cwd=ROOT, env=os.environ | environment, **PIPES)
-
-
-def test_variables_of_make_are_those_of_the_call_and_have_an_effect():
-    for variable in ('EVAL=own.jsonl', 'ENCODER=bm25', 'ENCODER=lexical'):
-        result = make(variable)
-        assert result.returncode and 'CORPUS' in result.stderr, variable
-        assert make(variable, 'CORPUS=texts').returncode == 0
-    # Those of the shell change nothing.
-    shell = dict(CORPUS='/data/wiki', EVAL='x', SEED='7', WORKDIR='/data', ENCODER='bm25')
-    assert make(**shell).stdout == make().stdout != ''
-    assert make('CORPUS=texts', **shell).stdout == make('CORPUS=texts').stdout

@@ -48,15 +48,6 @@ def recorded(workdir):
     return listing
 
 
-def test_the_record_can_be_read(tmp_path):
-    check(tmp_path, SearchTool(None), Weather(), is_resumed=False)
-    listing = recorded(tmp_path)
-    assert list(listing) == ['search', 'weather']
-    assert listing['weather']['description'] == 'the weather of a city'
-    assert listing['weather']['parameters']['required'] == ['city']
-    assert listing['weather']['errors'] == {'unknown': 'There is no such city.'}
-
-
 TOOLS = {
     'search': SearchTool(None),
     'weather': Weather(),

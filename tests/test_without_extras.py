@@ -3,7 +3,6 @@
 import shutil
 
 import pytest
-import removed_extras
 from project_copy import copy_project
 from python_process import run_python
 
@@ -76,20 +75,3 @@ def test_the_other_tests_pass_without_one_extra(tmp_path, extra):
     words = ['-m', 'not long', '-k', ' or '.join(WIDE)]
     result = run(project, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', *words, 'tests')
     assert result.returncode == 0, result.stdout[-4000:]
-
-
-def test_nothing_is_excused_but_what_names_a_removed_extra(monkeypatch):
-    says_so = removed_extras.says_so
-    refusal = 'UserError: mcp: this installation is without zeroplay_jax/extras/mcp'
-    failed_import = "ModuleNotFoundError: No module named 'zeroplay_jax.extras.mcp.tools'"
-    expected = '>>> a\none\n\n>>> b\ntwo\n'
-    written = f'>>> a\n{refusal}\n\n>>> b\nother\n'
-    monkeypatch.setattr(removed_extras, 'REMOVED', set())
-    assert not says_so(refusal) and not says_so(failed_import)
-    assert removed_extras.with_rows_of(expected, written) == written
-    monkeypatch.setattr(removed_extras, 'REMOVED', {'mcp'})
-    assert says_so(refusal) and says_so(failed_import)
-    assert not says_so(refusal.replace('mcp', 'plan')) and not says_so('AssertionError: mcp')
-    assert removed_extras.with_rows_of(expected, written) == '>>> a\none\n\n>>> b\nother\n'
-    assert removed_extras.has_left('docs/../extras/mcp/tools.py')
-    assert not removed_extras.has_left('extras/mcp_of_others.py')

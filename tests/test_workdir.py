@@ -9,24 +9,16 @@ from refused_calls import check_table
 from run_records import begin, change_record, stored_config
 
 from zeroplay_jax.configs import english, quickstart
-from zeroplay_jax.configuration import command_line, fields, places
+from zeroplay_jax.configuration import command_line, fields
 from zeroplay_jax.configuration.fields import read_stored_config
 from zeroplay_jax.retrieval import downloads
 from zeroplay_jax.run import run_folder
 from zeroplay_jax.runtime import workdir as run_workdir
-from zeroplay_jax.runtime.log import MetricsWriter
 from zeroplay_jax.runtime.workdir import WorkdirError, claim
 from zeroplay_jax.settings import kinds
 from zeroplay_jax.types import UserError
 
 CONFIG = {'seed': 0, 'solver': {'batch': 32}}
-
-
-@pytest.mark.fault('A', 'the workdir of an earlier version')
-def test_a_folder_of_an_earlier_version_is_one_line(tmp_path):
-    (tmp_path / 'inputs.json').write_text('{}')
-    with pytest.raises(WorkdirError, match="'inputs.json' but no run.json; choose an"):
-        begin(tmp_path, CONFIG)
 
 
 def test_a_run_that_did_not_start_leaves_nothing_behind(tmp_path):
@@ -118,48 +110,6 @@ def test_another_clone_resumes_a_run_from_a_built_in_checkpoint(tmp_path, monkey
         config.policy.path = str(path)
         with pytest.raises(WorkdirError, match=r'policy\.path \(there'):
             fields.check(workdir, config)
-
-
-def make_snapshot(cache, revision):
-    """A revision of owner/model in a cache of the Hub's library; returns its folder."""
-    snapshot = cache / 'models--owner--model' / 'snapshots' / revision
-    snapshot.mkdir(parents=True)
-    for name in ('config.json', 'model.safetensors'):
-        (snapshot / name).write_text(revision)
-    return snapshot
-
-
-def test_a_run_from_the_hub_is_resumed_with_its_revision(tmp_path, monkeypatch):
-    workdir, config = tmp_path / 'run', quickstart.get_config()
-
-    def download(snapshot):
-        monkeypatch.setattr(downloads, '_fetch', lambda *_: snapshot)
-        monkeypatch.setattr(downloads, '_names', {})
-        config.policy.path = 'hf://owner/model'
-        places.fetch(config)
-
-    old = make_snapshot(tmp_path / 'cache', '0a1b')
-    download(old)
-    begin(workdir, config)
-    stored = stored_config(workdir)
-    assert stored['policy']['path'] == 'hf://owner/model'
-    record(config, workdir, is_resumed=False)
-    # The Hub has a newer revision, which only the content tells from the old one.
-    download(make_snapshot(tmp_path / 'cache', '2c3d'))
-    fields.check(workdir, config)
-    with pytest.raises(UserError, match='another content of config.policy.path'):
-        record(config, workdir)
-    config.policy.path = str(old)
-    fields.check(workdir, config)
-    record(config, workdir)
-    # As earlier versions stored it: the path in a cache, perhaps of another machine.
-    stored['policy']['path'] = '/elsewhere/models--owner--model/snapshots/0a1b'
-    change_record(workdir, config=stored)
-    download(old)
-    fields.check(workdir, config)
-    config.policy.path = str(old).replace('--model', '--other')
-    with pytest.raises(WorkdirError, match='there hf://owner/model, now hf://owner/other'):
-        fields.check(workdir, config)
 
 
 def test_what_is_no_folder_for_a_run_is_refused(tmp_path, monkeypatch):
@@ -284,17 +234,3 @@ def test_files_that_a_run_does_not_read_may_change_and_another_server_index_may_
 
 
 # Files that a run writes
-
-
-def test_a_deleted_log_is_noticed(tmp_path):
-    writer = MetricsWriter(tmp_path, 0)
-    assert not writer.missing_steps
-    for step in range(4):
-        writer.write_scalars(step, 0, 'solver', {'loss': 1.0})
-    writer.close()
-    assert MetricsWriter(tmp_path, 3).missing_steps == []
-    lines = (tmp_path / 'metrics.jsonl').read_text().splitlines(keepends=True)
-    (tmp_path / 'metrics.jsonl').write_text(lines[0] + '{"step": \n' + lines[2])
-    assert MetricsWriter(tmp_path, 3).missing_steps == [1]
-    (tmp_path / 'metrics.jsonl').unlink()
-    assert MetricsWriter(tmp_path, 3).missing_steps == [0, 1, 2]

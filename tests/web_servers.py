@@ -120,9 +120,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
         key = self.headers['Authorization']
         self.reply(401, json.dumps({'error': f'{key} is not a key'}).encode())
 
-    def charset(self, content):
-        self.reply(400, b'gone: \xff\xc3\xa9', Content_Type='text/plain; charset=hex')
-
     def do_CONNECT(self):
         """Leads to `target`, whatever is asked for."""
         self.server.seen.append(self.requestline)

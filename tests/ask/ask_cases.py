@@ -1,19 +1,15 @@
-"""The command in a process of its own, and what it is asked."""
+"""The command, called in this process, and what it is asked."""
 
-import os
 import re
 import signal
 
-from python_process import FAST, ROOT
+from python_process import ROOT
 
 from zeroplay_jax import ask
 from zeroplay_jax.mini.world import World, evaluation_questions
 from zeroplay_jax.selfplay.library import SearchableCorpus
 
 BASE = ROOT / 'zeroplay_jax' / 'mini' / 'base'
-# One device, as users have.
-ENVIRONMENT = os.environ | FAST | {'TERM': 'xterm'}
-ENVIRONMENT.pop('NO_COLOR', None)
 WORLD = World(0, 'evaluation')
 ONE, TWO = evaluation_questions([WORLD], 1, (1, 2))
 # What is searched first.

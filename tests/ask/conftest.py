@@ -1,10 +1,7 @@
-"""An index, a search server, the folder of a run, and a policy that writes a script."""
+"""An index, the folder of a run, and a policy that writes a script."""
 
-import contextlib
-import http.server
 import json
 import shutil
-import threading
 
 import pytest
 from ask_cases import ATTACK, BASE, START, WORLD, main
@@ -29,47 +26,6 @@ def index(tmp_path_factory):
     corpus.write_text('\n'.join(map(json.dumps, records)))
     index_build.main([f'--corpus={corpus}', '--encoder=lexical', f'--out={out}'])
     return out
-
-
-@pytest.fixture
-def server():
-    """(address, event that lets searches through, event that is set when one has come)."""
-    go, came = threading.Event(), threading.Event()
-    passages = {p.title: f'"{p.title}"\n{p.text}' for p in WORLD.passages}
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.reply({'status': 'ready', 'index': 'held'})
-
-        def do_POST(self):
-            body = json.loads(self.rfile.read(int(self.headers['Content-Length'])))
-            # The query by which the form of replies is checked is none of a policy.
-            if body['queries'] != ['ready']:
-                came.set()
-                go.wait(120)
-            results = {
-                title: [{'document': {'id': title, 'contents': text}, 'score': 1.0}]
-                for title, text in passages.items()
-            }
-            self.reply({'result': [results.get(query, []) for query in body['queries']]})
-
-        def reply(self, value):
-            data = json.dumps(value).encode()
-            with contextlib.suppress(OSError):  # whoever asked may have left
-                self.send_response(200)
-                self.send_header('Content-Length', str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-        def log_message(self, *_):
-            pass
-
-    running = http.server.ThreadingHTTPServer(('127.0.0.1', 0), Handler)
-    threading.Thread(target=running.serve_forever, daemon=True).start()
-    yield f'http://127.0.0.1:{running.server_port}', go, came
-    go.set()
-    running.shutdown()
-    running.server_close()
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """How `zeroplay ask` asks a policy, and when it is called wrongly."""
 
 import copy
-import io
 import json
 import pathlib
 import shutil
@@ -14,17 +13,13 @@ from refused_calls import check_table
 from run_records import change_record, stored_config
 
 from zeroplay_jax import ask, session
-from zeroplay_jax.api import Index
 from zeroplay_jax.configuration import fields, places, rules
 from zeroplay_jax.evaluation.answering import check_prompt
 from zeroplay_jax.policy.adapter_config import CONFIG_FILE, AdapterConfig
-from zeroplay_jax.retrieval.client import Client
-from zeroplay_jax.retrieval.types import SearchFailed
 from zeroplay_jax.run import build, policy_settings
 from zeroplay_jax.selfplay.answers import prompt_fields
-from zeroplay_jax.selfplay.library import SearchableCorpus
 from zeroplay_jax.selfplay.recipe import recipe_class
-from zeroplay_jax.types import Question, UserError
+from zeroplay_jax.types import Question
 
 
 @pytest.fixture
@@ -119,20 +114,12 @@ def with_flags(policy, *flags):
     return ask._with_flags(policy_settings.settings(policy), ask._arguments([*flags, 'q']))
 
 
-def test_an_index_of_its_run_that_is_gone_is_refused(exported, stored, capsys, monkeypatch):
-    stored.fields['retrieval'] |= {'kind': 'folder', 'path': 'gone'}
-    stored.save()
-    monkeypatch.setattr(session, 'Session', None)
-    line = 'config.retrieval.path=gone: not an index folder'
-    assert line in refused(capsys, '--policy', exported, 'q')
-
-
-def test_any_folder_of_a_family_is_asked(server, tmp_path, capsys):
-    address, go, _ = server
-    go.set()
+def test_any_folder_of_a_family_is_asked(index, tmp_path, capsys):
     folder = tiny.make_folder(tmp_path / 'random', max_position_embeddings=1100)
     assert policy_settings.settings(folder).sampler.context == 1100
-    flags = f'--policy {folder} --index {address} --json --config.rollout.max_turns=1 --temperature=1 ab'
+    flags = (
+        f'--policy {folder} --index {index} --json --config.rollout.max_turns=1 --temperature=1 ab'
+    )
     assert main(flags.split()) == 0
     record = json.loads(capsys.readouterr().out)
     prompt, policy = record['segments']
@@ -140,23 +127,6 @@ def test_any_folder_of_a_family_is_asked(server, tmp_path, capsys):
     assert '<tool_call>' in prompt['text'] and 'Question: ab' in prompt['text']
     assert 0 < len(policy['tokens']) <= 256
     assert policy['text'].startswith(record['turns'][0]['text'])
-
-
-def test_searches_that_fail_are_told_once_with_their_reason():
-    class Down:
-        name = 'http://down'
-
-        def ready(self):
-            return True
-
-        def retrieve(self, queries, k):
-            raise SearchFailed('status 503')
-
-    client = Client(Down(), max_failure_rate=0.0)
-    index = Index(SearchableCorpus(client, 3, 200), 'nothing')
-    assert session.search_warning(index) == ''
-    assert index.corpus.search(['q']) == [None]
-    assert 'status 503' in session.search_warning(index) and session.search_warning(index) == ''
 
 
 def test_what_cannot_be_used_is_said_before_the_weights_are_read(
@@ -171,37 +141,3 @@ def test_what_cannot_be_used_is_said_before_the_weights_are_read(
     assert 'the question is too long' in refused(capsys, '--index', index, 'word ' * 100)
     monkeypatch.setattr(session, 'READY_SECONDS', 0.0)
     assert 'zeroplay serve' in refused(capsys, '--index', 'http://127.0.0.1:9', 'q')
-
-
-ENCODED = {
-    'latin1': (b'\xef\xbb\xbf\r\ncaf\xe9?\nWho?\n', ['Who?']),
-    'utf-16': ('Who?\nWhere?\n'.encode('utf-16'), []),
-}
-
-
-@pytest.mark.fault('kin-faces', 'questions that are not UTF-8, as an argument and in a pipe')
-@pytest.mark.parametrize('charset', ENCODED)
-def test_questions_in_another_encoding_are_refused(monkeypatch, capsys, charset):
-    typed, readable = ENCODED[charset]
-    asked = []
-    answer = lambda text, stoppable: asked.append(text)
-    pipe = io.TextIOWrapper(io.BytesIO(typed), 'utf-8', 'surrogateescape')
-    monkeypatch.setattr('sys.stdin', pipe)
-    assert ask._run_pipe([types.SimpleNamespace(as_json=True, answer=answer)]) == 2
-    assert asked == readable
-    (line,) = set(capsys.readouterr().err.splitlines())
-    assert 'the question is not UTF-8; ' in line and f'iconv -f {charset} -t utf-8' in line
-    with pytest.raises(UserError, match='the question is not UTF-8'):
-        ask._arguments(['caf\udce9?'])
-
-
-def test_a_question_too_long_for_one_policy_is_put_to_the_others(capsys):
-    asked = []
-
-    def refuse(*_):
-        raise UserError('the question is too long')
-
-    answers = (refuse, lambda text, stoppable: asked.append(text))
-    sessions = [types.SimpleNamespace(as_json=True, answer=answer) for answer in answers]
-    assert not ask._answer(sessions, 'Who?') and asked == ['Who?']
-    assert capsys.readouterr().err == 'zeroplay ask: the question is too long\n'

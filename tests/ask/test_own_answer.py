@@ -1,6 +1,5 @@
-"""A recipe that answers by two rollouts is asked as it answers; all of them are shown."""
+"""A recipe that answers by two rollouts is asked as it answers."""
 
-import asyncio
 import json
 
 import pytest
@@ -38,26 +37,3 @@ def test_a_question_that_grows_too_long_is_refused_in_one_line(monkeypatch, caps
     assert main([f'--policy={BASE}', 'q']) == 2
     line = capsys.readouterr().err.splitlines()[-1]
     assert 'cannot be asked: prompt_too_long' in line
-
-
-async def together(self, context, question, identity):
-    asks = [context.ask('solver', (*identity, n), question=question.text) for n in range(2)]
-    (_, (answer,)) = await asyncio.gather(*asks)
-    return answer
-
-
-async def goes_on(self, context, question, identity):
-    (first,) = await context.ask('solver', (*identity, 0), question=question.text)
-    more = await context.go_on('solver', (*identity, 1), first, note='Go on.')
-    (answer,) = await context.fork('solver', (*identity, 2), more, note='Once more.')
-    return answer
-
-
-@pytest.mark.parametrize(
-    'answer, turns', [(together, ['one', 'two']), (goes_on, ['one', 'two', 'three'])]
-)
-def test_all_turns_of_several_rollouts_are_shown(ask_scripted, monkeypatch, answer, turns):
-    monkeypatch.setattr(drzero.Recipe, 'answer', answer)
-    # The end of the turn ends the text, without a tag.
-    lines = [line.strip() for line in ask_scripted(turns).splitlines()]
-    assert sorted(line for line in lines if line in turns) == sorted(turns)

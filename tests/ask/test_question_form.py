@@ -1,12 +1,9 @@
-"""A policy that reads questions of one form says so when it is asked another one."""
+"""The packaged policies read questions of one form, whichever folder has their tokenizer."""
 
 import json
-import types
 
 import pytest
 
-from zeroplay_jax import session
-from zeroplay_jax.evaluation.render import Printer
 from zeroplay_jax.mini.question_form import form_of
 from zeroplay_jax.settings.kinds import (
     BUILT_IN_CHECKPOINT,
@@ -16,53 +13,21 @@ from zeroplay_jax.settings.kinds import (
 )
 
 CLOZE = 'The village was founded by monks in ____.'
+WORLD = 'What is the job of the mayor of Fretes?'
 
 
-@pytest.fixture
-def open_session(monkeypatch):
-    """Returns a session of the policy that reads English, whose rollouts end without an answer: it calls a tool."""
-    client = types.SimpleNamespace(
-        check_failure_rate=lambda: None, metrics=lambda: {'search/answered': 0, 'search/empty': 0}
-    )
-    index = types.SimpleNamespace(
-        corpus=types.SimpleNamespace(client=client), about='c', questions=()
-    )
-    trajectory = types.SimpleNamespace(finish='turns')
-    methods = {'_checked': lambda self, text: text, '_ask': lambda self, *_: trajectory}
-    methods['_record'] = lambda self, *_: {'answer': None}
-    for name, method in methods.items():
-        monkeypatch.setattr(session.Session, name, method)
-
-    def open_one(folder=ENGLISH_CHECKPOINT):
-        one = object.__new__(session.Session)
-        fields = dict(folder=folder, printer=Printer(False), as_json=False, _index=index)
-        fields |= dict(_form=form_of(folder), _question_count=0)
-        vars(one).update(fields)
-        return one
-
-    return open_one
-
-
-def test_the_first_question_without_a_blank_gets_a_note(open_session, capsys):
-    asked = open_session()
-    asked.answer(CLOZE)
-    assert not capsys.readouterr().err
-    for question in ('Who founded the village?', 'Who?'):
-        asked.answer(question)
-    out, err = capsys.readouterr()
-    assert err.count('this policy fills in a blank: ask with a sentence of the texts') == 1
-    assert out.count('called a tool in its last turn') == 2 and 'fills in' not in out
-    open_session().greet()
-    assert 'asks      this policy fills in a blank' in capsys.readouterr().out
-
-
-@pytest.mark.parametrize('folder', [BUILT_IN_CHECKPOINT, PARTS_CHECKPOINT, OPEN_CHECKPOINT])
-def test_a_policy_of_miniature_worlds_says_what_it_reads(open_session, folder, capsys):
-    asked = open_session(folder=folder)
-    for question in ('What is the job of the mayor of Fretes?', 'Describe the mayor of Fretes.'):
-        assert asked._form.pattern.search(question)
-    asked.answer('Who was Ada Lovelace?')
-    assert 'this policy reads only sentences of the miniature world' in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ('folder', 'question'),
+    [
+        (ENGLISH_CHECKPOINT, CLOZE),
+        (BUILT_IN_CHECKPOINT, WORLD),
+        (PARTS_CHECKPOINT, WORLD),
+        (OPEN_CHECKPOINT, 'Describe the mayor of Fretes.'),
+    ],
+)
+def test_a_policy_reads_questions_of_its_form(folder, question):
+    pattern = form_of(folder).pattern
+    assert pattern.search(question) and not pattern.search('Who was Ada Lovelace?')
 
 
 @pytest.mark.parametrize('base', [ENGLISH_CHECKPOINT, BUILT_IN_CHECKPOINT])

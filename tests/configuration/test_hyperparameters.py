@@ -1,25 +1,14 @@
 """The table of the papers' hyperparameters, and that each config has the values that it says."""
 
-import asyncio
 import importlib
-import inspect
 import pathlib
 import runpy
-import types
 
-import jax
-import jax.numpy as jnp
 import pytest
-from trajectories import ASKS_SOLVER
 
 from zeroplay_jax.configs import common
 from zeroplay_jax.configuration import fields
-from zeroplay_jax.evaluation import answering
-from zeroplay_jax.learner import optimizer
-from zeroplay_jax.objectives import rewards
-from zeroplay_jax.selfplay.judge import Judge, NoReply
 from zeroplay_jax.selfplay.recipe import BUILT_IN
-from zeroplay_jax.types import Question, TaskDropped, UserError
 
 DOCS = pathlib.Path(__file__).parents[2] / 'docs'
 PAGE = runpy.run_path(str(DOCS / 'hyperparameter_page.py'))
@@ -43,76 +32,11 @@ def plain(value):
 
 
 def fields_of(name):
-    """The config fields of an entry; [] of one in brackets, which `CONSTANTS` has."""
+    """The config fields of an entry; [] of one in brackets, which is no field."""
     if name.startswith('('):
         return []
     section, _, field = name.partition('.')
     return [f'proposer.{field}', f'solver.{field}'] if section == 'both' else [name]
-
-
-def default(function, parameter):
-    return inspect.signature(function).parameters[parameter].default
-
-
-def optimiser():
-    """'AdamW' if a gradient of zero leaves the decay alone: rate · decay, outside the moments."""
-    role = common.get_config('drzero').solver
-    role.update(learning_rate=0.5, weight_decay=0.25, warmup_steps=0)
-    weights = {'matrix': jnp.ones((2, 2))}
-    transform = optimizer.make(role)
-    zero = jax.tree.map(jnp.zeros_like, weights)
-    updates, _ = transform.update(zero, transform.init(weights), weights)
-    return 'AdamW' if (updates['matrix'] == -0.125).all() else 'another one'
-
-
-def evaluation_temperature():
-    asked = []
-
-    async def ask(role, identity, samples, temperature, **fields):
-        asked.append(temperature)
-        raise TaskDropped('enough')
-
-    context = types.SimpleNamespace(ask=ask)
-    question = Question('q', ('a',))
-    with pytest.raises(UserError), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(answering, 'prompt_fields', lambda *_: {})
-        asyncio.run(answering.answer(context, ASKS_SOLVER, (0, 0), question))
-    return asked[0]
-
-
-def rubric_temperature():
-    asked = []
-
-    async def write(context, identity, prompt, fields, temperature):
-        asked.append(temperature)
-        raise NoReply('enough')
-
-    asyncio.run(Judge(write, (3, 5)).rubrics((0,), 'task', 'document'))
-    return asked[0]
-
-
-# Name in brackets → what the code does: such an entry is no field of the config.
-CONSTANTS = {
-    '(optimiser)': optimiser,
-    '(temperature of evaluations)': evaluation_temperature,
-    '(temperature of rubrics)': rubric_temperature,
-    # The score of an answer is multiplied by the length factor alone (SCOPE eq. 6).
-    '(weight of rubrics, solver)': lambda: rewards.length_factor(0, soft=1024, hard=2048),
-    # The difficulty is added as it is (SCOPE eq. 4), and is largest at the target.
-    '(weight of difficulty, challenger)': lambda: rewards.difficulty(4, 8, 'triangle', 0.5),
-    '(length penalty floor)': lambda: default(rewards.length_factor, 'floor'),
-    '(search reward max turns)': lambda: default(rewards.search_bonus, 'enough'),
-}
-
-
-def test_constants_of_the_code_are_those_of_the_table():
-    names = set()
-    for table in TABLE.values():
-        for name in table:
-            if name.startswith('('):
-                names.add(name)
-                assert CONSTANTS[name]() == table[name]['ours'], name
-    assert names == set(CONSTANTS)
 
 
 @pytest.mark.parametrize('system', BUILT_IN)

@@ -71,50 +71,6 @@ def test_a_command_that_prints_ends_silently_with_its_reader(command, _):
     assert (done.returncode, done.stdout + done.stderr) == (141, '')
 
 
-def test_a_package_that_imports_this_one_is_not_cut_off(tmp_path):
-    (tmp_path / 'package').mkdir()
-    (tmp_path / 'package' / '__init__.py').write_text('import zeroplay_jax\n')
-    code = "import sys\ntry:\n    print('line', flush=True)\nfinally:\n    open('ended', 'w')\n"
-    (tmp_path / 'package' / 'program.py').write_text(code)
-    script = f'set -o pipefail; (sleep 1; {sys.executable} -m package.program zeroplay_jax/mini/base) | true'
-    environment = os.environ | {'PYTHONPATH': str(ROOT)}
-    subprocess.run(['bash', '-c', script], cwd=tmp_path, env=environment, timeout=60, **PIPES)
-    assert (tmp_path / 'ended').exists()
-
-
-@pytest.mark.fault('new-pipe', 'python -u into a pipe')
-def test_an_unbuffered_stream_stays_so():
-    code = (
-        'import os; from zeroplay_jax.runtime import signals; signals.outlive_readers(); '
-        'print("at once", end=""); os._exit(0)'
-    )
-    environment = {name: value for name, value in os.environ.items() if name != 'PYTHONUNBUFFERED'}
-    for flags, expected in (['-u'], b'at once'), ([], b''):
-        command = [sys.executable, *flags, '-c', code]
-        done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE)
-        assert done.stdout == expected
-
-
-@pytest.mark.fault('new-pipe', 'python -m … 2>&-')
-def test_a_command_begins_without_standard_error():
-    """The package itself is imported first, which prepares the line of Ctrl-C."""
-    command = f'{sys.executable} -m zeroplay_jax.main --config=nowhere.py 2>&-'
-    done = subprocess.run(['bash', '-c', command], cwd=ROOT, capture_output=True, timeout=60)
-    assert done.returncode == 2
-
-
-def test_no_file_of_a_run_gets_the_number_of_a_closed_stream(tmp_path):
-    code = """
-signals.open_closed()
-with open(os.environ['RESULT'], 'w') as file:
-    assert file.fileno() > 2
-    os.write(2, b'a message of a library')
-    print('a message', file=sys.stderr)
-    file.write('complete')
-"""
-    assert shell(tmp_path, code, '<&- >&- 2>&-')[::2] == (0, 'complete')
-
-
 @pytest.mark.parametrize(
     ('limit', 'begins'),
     [

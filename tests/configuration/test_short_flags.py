@@ -6,44 +6,12 @@ import types
 import pytest
 from config_checks import message
 
-from zeroplay_jax import ask, export
 from zeroplay_jax.configs import common
-from zeroplay_jax.configuration import places, rules
+from zeroplay_jax.configuration import places
 from zeroplay_jax.data import files
 from zeroplay_jax.retrieval import downloads
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.types import UserError
-
-
-def test_ask_takes_the_fields_of_the_other_commands(tmp_path):
-    (tmp_path / 'manifest.json').touch()
-    words = [
-        '--index',
-        str(tmp_path),
-        '--config.rollout.max_turns=2',
-        '--config.eval.hops=[1]',
-        'who?',
-    ]
-    config = ask._with_flags(common.get_config(), ask._arguments(words))
-    assert (config.retrieval.kind, config.retrieval.path) == ('folder', str(tmp_path))
-    assert config.rollout.max_turns == 2 and config.eval.hops == (1,)
-    # The field of other commands for the policy is the flag of this one, which comes first.
-    assert ask._arguments(['--config.policy.path=p', 'who?']).policy == ['p']
-    assert ask._arguments(['--policy=q', '--config.policy.path=p', 'who?']).policy == ['q']
-
-
-def test_results_are_written_to_this_machine(tmp_path):
-    with pytest.raises(RetrievalError, match='--out gs:/b/x: results are written to this machine'):
-        export._parser().parse_args([str(tmp_path), '--out', 'gs://b/x'])
-
-
-def test_a_writer_that_is_not_installed_is_one_line(sound, monkeypatch):
-    monkeypatch.setattr(rules, '_is_installed', lambda name: False)
-    sound.log.writers = ('tensorboard', 'wandb')
-    assert 'the package wandb is not installed; install it with' in message(sound)
-    sound.log.writers = ('tensorbord',)
-    assert "Input should be 'tensorboard', 'wandb' or 'mlflow'" in message(sound)
-
 
 # ---- names of the Hub --------------------------------------------------------------------------------
 

@@ -6,7 +6,6 @@ TITLES = '[...document.querySelectorAll("{} .chart h3")].map((x) => x.textConten
 # The first row of a legend is the step axis, which is hidden.
 LEGENDS = """[...document.querySelectorAll("{} .u-legend")].map((legend) =>
   [...legend.querySelectorAll("tr")].slice(1).map((row) => [...row.children].map((x) => x.textContent)))"""
-OPEN_GROUPS = 'document.querySelectorAll("details").forEach((x) => { x.open = true })'
 
 
 BLOCKS = """[...document.querySelectorAll(".block")]

@@ -1,12 +1,10 @@
-"""Ways of answering without training, played by a script through the real sampler; and all of them on the miniature."""
+"""Ways of answering without training, played by a script through the real sampler."""
 
 import importlib
 import itertools
-import json
 import types
 
 import pytest
-from python_process import config_flags, run_python
 from scripted_rollouts import CONFIG, ScriptedSampler, scripted_policy
 from trajectories import ASKS_SOLVER
 
@@ -14,7 +12,6 @@ from zeroplay_jax.configuration import rules
 from zeroplay_jax.evaluation import answering, protocols
 from zeroplay_jax.evaluation.answering import evaluate
 from zeroplay_jax.evaluation.tables import Figure
-from zeroplay_jax.mini.world import World, evaluation_questions
 from zeroplay_jax.policy import sharding
 from zeroplay_jax.rollout.call_syntax import syntax_of
 from zeroplay_jax.rollout.environment import Environment, Limits
@@ -286,42 +283,3 @@ def test_the_lengths_of_a_protocol_fit_the_config_of_its_paper(name):
     # A search server needs no files.
     config.retrieval.update(kind='http', url='http://127.0.0.1:1')
     assert not [*rules.lines(config, is_training=False, has_files=False)]
-
-
-def test_every_way_answers_on_the_miniature(tmp_path):
-    worlds = [World(i, 'evaluation', 0.25) for i in range(2)]
-    lines = [json.dumps(q) for q in evaluation_questions(worlds, 3, (1, 2))]
-    for name, part in (('one', lines[:3]), ('two', lines[3:])):
-        (tmp_path / f'{name}.jsonl').write_text('\n'.join(part))
-    # The context of the paper is longer than this model knows.
-    small = config_flags(
-        'world.train=(0,4) world.evaluation=(0,2) eval.questions=2 sampler.context=1024'
-    )
-    done = run_python(
-        *('-m', 'zeroplay_jax.evaluate', '--config=configs/quickstart.py', *small),
-        *(f'--sets={tmp_path}/one.jsonl,{tmp_path}/two.jsonl', f'--out={tmp_path}/out.json'),
-        *('--policy=zeroplay_jax/mini/base', '--answering=direct,retrieve,interleave,search'),
-        *('--protocol=piplay', '--limit=2', '--format=markdown'),
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    *table, last = done.stdout.splitlines()
-    cells = [[cell.strip() for cell in line.split('|')[1:-1]] for line in table]
-    rows = {row[0]: row[1:] for row in cells}
-    assert rows[''] == ['one', 'two', 'total'] and rows['questions'][:2] == ['2', '2']
-    ways = ['direct', 'retrieve', 'interleave', 'search']
-    assert [name for name in rows if name.endswith(': em')] == [f'{way}: em' for way in ways]
-    assert rows['direct: searches'][0] == '0.00' and rows['retrieve: searches'][0] == '1.00'
-    assert float(rows['interleave: searches'][0]) >= 1 <= float(rows['search: searches'][0])
-    figures = json.loads(last)
-    total = 100 * (figures['search']['one']['score'] + figures['search']['two']['score'])
-    assert rows['search: em'][2].startswith(f'{total:.1f} [')
-    assert 'metric=em (section 4.1)' in done.stderr and 'limit (given)' in done.stderr
-    written = json.loads((tmp_path / 'out-retrieve.json').read_text())
-    assert written['settings']['answering'] == 'retrieve' and len(written['sets']) == 2
-    # Alone the trained way has the same numbers, as in versions that had no other.
-    alone = json.loads((tmp_path / 'out-search.json').read_text())['settings']
-    assert not {'answering', 'temperature'} & alone.keys(), 'a temperature of 0 is the default'
-    # A paper's table has ways of answering and trained policies as rows.
-    files = [str(tmp_path / f'out-{way}.json') for way in ('direct', 'search')]
-    done = run_python('-m', 'zeroplay_jax.compare', *files, '--protocol=piplay')
-    assert done.returncode == 0 and 'out-direct' in done.stdout, done.stderr[-2000:]

@@ -1,8 +1,5 @@
-"""BrowseComp-Plus in the form that its publisher's script writes, on a sample of our own, and in its published form."""
+"""BrowseComp-Plus in the form that its publisher's script writes, on a sample of our own."""
 
-import base64
-import hashlib
-import itertools
 import json
 
 import pytest
@@ -27,16 +24,6 @@ LINE = {
 }
 
 
-def obfuscated(value):
-    """A value as it is published: the bytes of texts, but of the id, xor those of a hash of a known text, in base64."""
-    if isinstance(value, list):
-        return list(map(obfuscated, value))
-    if isinstance(value, dict):
-        return {key: v if key == 'query_id' else obfuscated(v) for key, v in value.items()}
-    key = itertools.cycle(hashlib.sha256(b'a canary of our own').digest())
-    return base64.b64encode(bytes(a ^ b for a, b in zip(value.encode(), key))).decode()
-
-
 @pytest.fixture(autouse=True)
 def place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -58,19 +45,6 @@ def test_the_set_has_a_name_where_its_script_wrote_it(place):
     for name in ('browsecomp-plus', str(path)):
         (question,) = files.load_set(name)
         assert (question.text, question.answers) == (QUESTION, ('Bob',))
-
-
-def test_the_published_form_is_refused(place):
-    path = place / 'test.jsonl'
-    path.write_text(json.dumps(obfuscated(LINE)) + '\n')
-    with pytest.raises(UserError, match='line 1: .*"question" is obfuscated; decrypt the file'):
-        files.questions(str(path))
-    pyarrow = pytest.importorskip('pyarrow')
-    parquet = pytest.importorskip('pyarrow.parquet')
-    path = path.with_suffix('.parquet')
-    parquet.write_table(pyarrow.Table.from_pylist([obfuscated(LINE)]), path)
-    with pytest.raises(UserError, match='obfuscated'):
-        files.questions(str(path))
 
 
 def test_its_corpus_keeps_the_ids_of_documents(place):

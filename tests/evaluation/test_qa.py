@@ -3,7 +3,6 @@
 import json
 import re
 
-import huggingface_hub
 import pytest
 from python_process import ROOT, config_flags, run_python
 from results import result
@@ -26,55 +25,6 @@ def test_a_limit_draws_the_same_questions_every_time(tmp_path):
     drawn = [files.load_set(str(path), 10, seed=seed) for seed in (1, 1, 2)]
     assert len(drawn[0]) == 10 and drawn[0] == drawn[1] != drawn[2]
     assert len(files.load_set(str(path), 99)) == 50
-
-
-@pytest.fixture
-def hub(tmp_path, monkeypatch):
-    """The public collection as one has it online, with three questions of NQ; `hub[0]` is what a call raises."""
-    path, faults = tmp_path / 'hub' / 'nq' / 'test.jsonl', [None]
-    path.parent.mkdir(parents=True)
-    lines = [{'question': f'nq {i}', 'golden_answers': ['a']} for i in range(3)]
-    path.write_text('\n'.join(map(json.dumps, lines)))
-
-    def fetched(collection, repo_type, allow_patterns, dry_run=False, **_):
-        assert (collection, repo_type) == ('RUC-NLPIR/FlashRAG_datasets', 'dataset')
-        assert allow_patterns == ['nq/test.jsonl']
-        if faults[0]:
-            raise faults[0]
-        return [] if dry_run else str(path.parents[1])
-
-    monkeypatch.setattr(huggingface_hub, 'snapshot_download', fetched)
-    return faults
-
-
-def test_a_public_set_becomes_a_file_to_measure_by(hub, tmp_path, capsys):
-    out = tmp_path / 'data' / 'nq_test.jsonl'
-    asked = ['questions', '--sets', 'nq', '--out', str(out)]
-    assert inputs.main(asked) == 0  # the folder is made, too
-    assert f'to be measured by: --config.eval.file={out}' in capsys.readouterr().out
-    built, public = files.load_set(str(out)), files.load_set('nq')
-    assert {question.text for question in built} == {question.text for question in public}
-    assert {question.origin['source'] for question in built} == {'nq'}
-    more = tmp_path / 'more.jsonl'
-    more.write_text('{"question": "NQ 1?", "answer": "a"}\n{"question": "other", "answer": "a"}')
-    assert inputs.main(['questions', '--sets', str(more), '--not-in', 'nq', '--out', str(out)]) == 0
-    assert [question.text for question in files.load_set(str(out))] == ['other']
-    assert 'taken by recipe dspo with --config.inputs.questions=' in capsys.readouterr().out
-
-
-def test_without_a_connection_one_line_says_so(hub, tmp_path, capsys):
-    hub[0] = OSError('no route\nto the host')
-    assert (
-        inputs.main(['questions', '--sets', 'nq', '--out', str(tmp_path / 'new' / 'nq.jsonl')]) == 2
-    )
-    (line,) = capsys.readouterr().err.splitlines()
-    command, _, said = line.partition(': ')
-    assert command == 'zeroplay inputs'
-    assert said == (
-        'hf://RUC-NLPIR/FlashRAG_datasets/nq/test.jsonl could not be fetched (no route); '
-        'download it where there is a connection, and give its path'
-    )
-    assert not (tmp_path / 'new').exists()
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason=f'{DATA} is not there')

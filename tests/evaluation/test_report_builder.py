@@ -1,16 +1,13 @@
-"""Reading, comparing and writing runs, and the command `zeroplay report`."""
+"""Reading, comparing and writing runs."""
 
 import json
-import pathlib
 import shutil
 
 import numpy as np
 import pytest
 import sample_run
 
-from zeroplay_jax import report as command
 from zeroplay_jax.evaluation import report_builder, statistics
-from zeroplay_jax.evaluation.report_builder import alarm_notes
 
 
 def page_data(path):
@@ -29,22 +26,6 @@ def test_data_cannot_close_its_script_element(run):
     assert '<img' not in html and ':NaN' not in html
     assert "default-src 'none'" in html and 'unsafe-inline' not in html
     assert not list(run.glob('.report*'))
-
-
-def test_tool_calls_are_read_without_the_texts_of_documents(tmp_path):
-    new = sample_run.trajectory(1)
-    damaged = [sample_run.trajectory(3) | {'turns': [turn]} for turn in (1, {'tool': 2}, [])]
-    sample_run.write_lines(tmp_path / 'trajectories.jsonl', [new, *damaged])
-    run = report_builder.read_run(tmp_path)
-    title = new['turns'][0]['documents'][0][0]['title']
-    call = {
-        'tool': 'search',
-        'arguments': new['turns'][0]['arguments'],
-        'error': None,
-        'documents': [[title, 0.25]],
-    }
-    assert [row['turns'] for row in run['trajectories']] == [[call, None]]
-    assert has_note(run, '3 damaged rollouts')
 
 
 def test_damaged_and_missing_files_give_notes(tmp_path):
@@ -124,22 +105,7 @@ def test_runs_that_cannot_be_paired_have_no_difference(compared, tmp_path, quest
     assert has_note(data['runs'][1], note)
 
 
-def test_runs_with_equal_folder_names_get_distinct_names(run, compared, tmp_path):
-    (tmp_path / 'later').mkdir()
-    namesake = sample_run.write_run(tmp_path / 'later' / 'one', count=1)
-    names = [one['name'] for one in compared(namesake)['runs']]
-    assert names == [str(run), str(namesake)]
-
-
 # ----------------------------------------------------------------------------- command
-
-
-@pytest.mark.fault('user-3', 'report --out into a folder that cannot be written, and curve.bmp')
-@pytest.mark.parametrize('out', ['/proc/x.html', 'curve.bmp'])
-def test_a_file_that_cannot_be_written_is_named_and_not_its_draft(run, capsys, out):
-    assert command.main([str(run), '--out', out]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert out in line and not pathlib.Path(out).exists()
 
 
 DEEP = '[' * 100_000
@@ -178,25 +144,3 @@ def test_odd_content_of_any_file_of_a_run_gives_a_report(run, tmp_path, content)
         notes = page_data(folder / 'report.html')['runs'][0]['notes']
         if content == DEEP:
             assert any(name in note for note in notes)
-
-
-def test_the_workdir_around_a_run_gets_a_hint(tmp_path, capsys):
-    (tmp_path / 'run').mkdir()
-    assert command.main([str(tmp_path)]) == 2
-    assert f'for example {tmp_path / "run"}' in capsys.readouterr().err
-
-
-def test_alarms_are_summed_up_per_level(tmp_path):
-    records = []
-    for step, level in ((3, 'warn'), (13, 'warn'), (15, 'stop')):
-        text = f'step {step}: low'
-        records.append({'step': step, 'name': 'entropy', 'level': level, 'text': text})
-    lines = '\n'.join(map(json.dumps, records))
-    (tmp_path / 'alarms.jsonl').write_text(lines + '\n[1]\n{"step": 16, "na')
-    notes = []
-    alarms = report_builder.read_lines(tmp_path / 'alarms.jsonl', notes)
-    assert alarm_notes(alarms) == [
-        'Alarm entropy (warning, 2 times, steps 3 to 13): step 13: low.',
-        'Alarm entropy (stopped the run, step 15): step 15: low.',
-    ]
-    assert notes == ['2 damaged lines of alarms.jsonl were ignored (line 4, 5).']

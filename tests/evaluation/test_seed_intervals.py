@@ -10,7 +10,6 @@ from scipy import stats
 from zeroplay_jax import compare
 from zeroplay_jax.evaluation import statistics
 
-BASE = [0.31, 0.35, 0.29, 0.40]
 OTHER = [0.42, 0.39, 0.47]
 
 

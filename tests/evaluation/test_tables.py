@@ -2,15 +2,14 @@
 
 import csv
 import json
-import shutil
 
 import numpy as np
 import pytest
+from results import result
 
 from zeroplay_jax import compare
 from zeroplay_jax.evaluation import results, statistics, tables
 from zeroplay_jax.evaluation.tables import Figure
-from zeroplay_jax.types import Question
 
 ROWS = [
     ['', 'nq_open', 'average'],
@@ -32,22 +31,6 @@ def test_the_four_forms_hold_the_same_numbers():
     assert header[1:5] == ['nq_open', 'nq_open low', 'nq_open high', 'nq_open deviation']
     assert base[1:] == ['0.25', '0.2', '0.31', '', '0.5', '', '', '']
     assert difference[4:6] == ['0.0123', '12'] and len(difference) == len(header)
-
-
-def result(sets, **settings):
-    """A result of sets whose questions have these scores; a list of scores is that of several samples."""
-    base = dict.fromkeys(results.SETTINGS, 'same') | settings
-    of_sets = {}
-    for name, scores in sets.items():
-        questions = [Question(f'{name} {i}', ('a',)) for i in range(len(scores))]
-        answered = []
-        for score in scores:
-            one = results.Answered(score, 1, 0.0, 'a')
-            if isinstance(score, tuple):
-                one = results.Answered(max(score), 1, 0.0, 'a', score, score[0])
-            answered.append(one)
-        of_sets[name] = results.SetResults.of(questions, answered)
-    return results.Results(base, of_sets)
 
 
 def test_the_average_gives_every_set_the_same_weight():
@@ -87,7 +70,7 @@ def write(tmp_path):
     return write
 
 
-def test_iterations_are_rows_with_their_differences_from_the_first(write, tmp_path, capsys):
+def test_iterations_are_rows_with_their_differences_from_the_first(write, capsys):
     sets = {'a': [0.0, 1.0] * 10, 'b': [0.0] * 20}
     base = write('base', sets)
     first = write('iteration1', {'a': [1.0] * 20, 'b': [0.0] * 20})
@@ -104,22 +87,3 @@ def test_iterations_are_rows_with_their_differences_from_the_first(write, tmp_pa
         'iteration1 - base': [0.5, 0.0, 0.25],
         'iteration2 - base': [0.5, 1.0, 0.75],
     }
-    (tmp_path / 'other').mkdir()
-    other = shutil.copy(base, tmp_path / 'other')
-    assert compare.main([base, str(other), '--format=latex']) == 0
-    latex = capsys.readouterr().out
-    assert '\nbase & ' in latex and '\nother, base & ' in latex
-    assert compare.main([base]) == 0 and 'average' in capsys.readouterr().out
-
-
-def test_results_of_several_samples_are_compared_by_mean_best_and_vote(write, capsys):
-    base = write('base', {'a': [(0.0, 1.0)] * 8}, temperature=1.0)
-    other = write('other', {'a': [(1.0, 1.0)] * 8}, temperature=1.0)
-    assert compare.main([base, other]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    headings = {line.split('  ')[0]: line for line in lines}
-    assert '+0.500 [' in headings['difference, mean'] and '0.500 ± 0.707' in headings['base, mean']
-    assert '+0.000 [' in headings['difference, best']
-    greedy = write('greedy', {'a': [1.0] * 8})
-    assert compare.main([base, greedy]) == 2
-    assert "temperature: 1.0 and 'same'" in capsys.readouterr().err

@@ -5,16 +5,7 @@ import functools
 import jax.numpy as jnp
 import numpy as np
 
-from zeroplay_jax.objectives import advantages, masking
-from zeroplay_jax.objectives.losses import PolicyLoss
-
-
-def squared(logp, old_logp, advantage, mask, segment, *, clip_low, clip_high, dual_clip):
-    mask, logp, advantage = masking.masked('squared', mask, logp, advantage)
-    return advantage * logp**2, {'square': masking.total(logp**2, mask)}
-
-
-declared = PolicyLoss(squared, uses_ratio=False, ratio_per_token=True)
+from zeroplay_jax.objectives import advantages
 
 
 def summed(logp, *arrays, **options):

@@ -1,4 +1,4 @@
-"""Losses by name: the built-in ones, and functions of modules outside this project."""
+"""Built-in losses: each is tested, and says rightly whether it can be cut into tokens."""
 
 import importlib.resources
 
@@ -40,17 +40,3 @@ def test_an_elementwise_loss_is_one_that_can_be_cut_into_tokens(arrays, name):
     for statistic, expected in stats.items():
         is_equal &= np.allclose(parts[statistic], expected, rtol=1e-5, atol=1e-5)
     assert is_equal == loss.elementwise
-
-
-def test_a_function_outside_the_project_is_a_loss(arrays):
-    loss = resolve_loss('outside_functions:squared')
-    per_token, stats = loss(*arrays, **OPTIONS)
-    logp, _, advantage, mask, _ = arrays
-    np.testing.assert_allclose(per_token, np.where(mask, advantage * logp**2, 0), rtol=1e-6)
-    assert set(stats) == {'square'} and stats['square'][1] == mask.sum()
-    assert loss.uses_ratio and loss.ratio_per_token
-    # It may couple tokens.
-    assert not loss.elementwise
-    declared = resolve_loss('outside_functions:declared')
-    assert not declared.uses_ratio
-    declared(*arrays, **OPTIONS)

@@ -99,16 +99,6 @@ def gate(**changes):
     return ssp_gate(*proposal.values()), ssp_gate(*proposal.values(), **CODE)
 
 
-def test_dr_zeros_paper_scores_four_parts_one_by_one():
-    arguments = {name: PROPOSAL[name] for name in ('turns', 'calls', 'responses', 'hops')}
-    for question, answer in ((None, None), ('q', None), (None, 'a'), ('q', 'a'), (' ', '')):
-        parts = drzero_separate_format(**arguments, question=question, answer=answer)
-        whole = score()
-        present = [bool(text and text.strip()) for text in (question, answer)]
-        assert [parts['question'], parts['answer']] == present
-        assert parts['raw'] == approx((whole['think'] + whole['tool'] + sum(present)) / 4)
-
-
 def test_rewards_are_those_of_the_table():
     names = vars(answers) | vars(format_scores) | vars(rewards) | globals()
     check_values(pathlib.Path(__file__).with_name('rewards.txt'), names)
@@ -204,12 +194,3 @@ def test_golden_replay_windows(golden):
     assert np.diff([0, *early, steps]).tolist() == released
     assert not any(closes_window(step, 0) for step in range(1, 50))
     assert all(closes_window(step, 1) for step in range(1, 50))
-
-
-def test_stratify_always_sums_and_stays_within_one():
-    rng = np.random.default_rng(2)
-    for _ in range(200):
-        ratio, n = rng.integers(1, 9, rng.integers(1, 6)), int(rng.integers(0, 300))
-        counts = stratify(ratio.tolist(), n)
-        assert sum(counts) == n
-        assert (np.abs(counts - n * ratio / ratio.sum()) < 1).all()

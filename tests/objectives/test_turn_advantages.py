@@ -130,40 +130,6 @@ def mean_and_variance(estimator, samples):
     return mean, shares @ ((gradients - mean) ** 2).sum(1)
 
 
-def grouped(values, samples):
-    return values.reshape(-1, samples, *values.shape[1:])
-
-
-def normalised_by_turn(table, samples):
-    """What others ship: every turn reward minus the mean of that turn in the group, then summed from the turn on."""
-    rewards = grouped(np.nan_to_num(table.turn_reward), samples)
-    has_reward = grouped(~np.isnan(table.turn_reward), samples)
-    means = rewards.sum(1, keepdims=True) / np.maximum(has_reward.sum(1, keepdims=True), 1)
-    above = np.where(has_reward, rewards - means, 0.0)
-    outcomes = grouped(table.reward, samples)
-    later = np.cumsum(above[:, :, ::-1], 2)[:, :, ::-1]
-    values = later + (outcomes - outcomes.mean(1, keepdims=True))[:, :, None]
-    return values.reshape(-1, TURNS) * samples / (samples - 1)
-
-
-def above_whole_returns(table, samples):
-    """The return from a turn on, above the mean whole return of the others."""
-    returns = of_turns(table, baseline='none')
-    whole = grouped(returns[:, 0], samples)
-    of_others = (whole.sum(1, keepdims=True) - whole) / (samples - 1)
-    return returns - of_others.reshape(-1, 1)
-
-
-def above_same_turn(table, samples):
-    """The return from a turn on, above that of the others which have the turn; of all where none has."""
-    returns = of_turns(table, baseline='none')
-    sums, counts = (grouped(x, samples) for x in (returns, table.turn_mask.astype(float)))
-    counts = counts.sum(1, keepdims=True) - counts
-    of_others = (sums.sum(1, keepdims=True) - sums) / np.maximum(counts, 1)
-    lone = np.where(table.turn_mask, of_turns(table), 0.0)
-    return np.where(counts.reshape(-1, TURNS) > 0, returns - of_others.reshape(-1, TURNS), lone)
-
-
 @pytest.mark.parametrize('samples', [2, 3])
 def test_the_mean_gradient_is_the_true_one(samples):
     assert sum(PROBABILITIES) == pytest.approx(1, abs=1e-12)
@@ -172,19 +138,9 @@ def test_the_mean_gradient_is_the_true_one(samples):
         np.testing.assert_allclose(factor * mean, true_gradient(), atol=1e-12)
 
 
-@pytest.mark.parametrize('samples', [2, 3])
-def test_the_normalisation_by_turn_has_another_mean(samples):
-    mean, _ = mean_and_variance(functools.partial(normalised_by_turn, samples=samples), samples)
-    assert np.abs(mean - true_gradient()).max() > 0.1
-    # The first choice of all: a further turn costs what it earns on average, so that it is searched too little.
-    assert true_gradient()[0] - mean[0] > 0.1
-
-
 def test_of_the_simple_baselines_ours_has_the_least_variance_here():
     samples = 3
     others = [
-        functools.partial(above_whole_returns, samples=samples),
-        functools.partial(above_same_turn, samples=samples),
         functools.partial(of_turns, baseline='none'),
         # The whole return of every turn: RLOO without credit.
         lambda table: of_turns(table)[:, :1],

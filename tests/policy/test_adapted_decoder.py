@@ -160,19 +160,3 @@ def test_averages_of_products(policy):
         rest = np.linalg.svd(wanted, compute_uv=False)[2 * RANK :]
         gap = np.linalg.norm(product - wanted)
         assert gap == pytest.approx(np.linalg.norm(rest), rel=1e-3)
-
-
-def test_averages_of_products_wider_than_their_kernel():
-    """A kernel of 8 x 4 has four singular values, and the teacher's rank is 10."""
-    rng = np.random.default_rng(0)
-
-    def adapter():
-        factors = {A: rng.normal(size=(8, 5)), B: rng.normal(size=(5, 4))}
-        return {'layer_0': {'k': {name: jnp.float32(x) for name, x in factors.items()}}}
-
-    one, two = adapter(), adapter()
-    teacher = adapters.average_products(adapters.widened(one), two, 0.25)
-    (product,) = products(teacher)
-    exact = 0.75 * products(one)[0] + 0.25 * products(two)[0]
-    np.testing.assert_allclose(product, exact, atol=1e-5)
-    assert teacher['layer_0']['k'][A].shape == (8, 10)

@@ -4,18 +4,14 @@ import numpy as np
 import pytest
 import tiny
 import transformers
-from run_records import write_record
 from safetensors.numpy import load_file, save_file
 from small_policies import adapter_of, change_json, equal, logits, torch_logits
 
-from zeroplay_jax import api, ask
 from zeroplay_jax.configs import common
-from zeroplay_jax.policy import adapter_config, adapters, hf
+from zeroplay_jax.policy import adapter_config, hf
 from zeroplay_jax.policy.adapter_config import CONFIG_FILE, WEIGHTS_FILE, AdapterConfig
 from zeroplay_jax.run import policies
-from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT
 from zeroplay_jax.settings.schema import ALL_LINEARS, LINEARS
-from zeroplay_jax.types import UserError
 
 CONFIG = dict(rank=3, alpha=6.0, linears=('down', 'q', 'v'))
 ATTENTION = LINEARS[:4]
@@ -87,17 +83,6 @@ def test_peft_computes_the_same_logits(family, tmp_path):
     equal(hf.load_adapter(tmp_path / 'again', model), trained)
 
 
-def test_the_built_in_base_is_found_where_the_clone_of_the_training_is_gone(folder, capsys):
-    gone = '/gone/clone/zeroplay_jax/mini/base'
-    change_json(folder / CONFIG_FILE, base_model_name_or_path=gone)
-    for _ in range(2):
-        assert adapter_config.base_folder(folder) == BUILT_IN_CHECKPOINT
-    (warning,) = capsys.readouterr().err.splitlines()
-    assert warning.startswith(f'warning: {folder}/adapter_config.json: ')
-    assert f"'{gone}' is not there" in warning
-    assert warning.endswith(f' to {BUILT_IN_CHECKPOINT}')
-
-
 @pytest.mark.parametrize(
     'fields',
     [
@@ -125,21 +110,3 @@ def test_older_names_of_a_decoder_beside_an_encoder_are_read(base, folder):
         renamed[name.replace('.model.layers.', '.language_model.model.layers.')] = array
     save_file(renamed, path)
     equal(hf.load_adapter(folder, model), small_adapter(params))
-
-
-def test_an_adapter_of_a_run_is_asked_and_loaded_with_the_settings_of_the_run(tmp_path):
-    config = AdapterConfig(**CONFIG, base=BUILT_IN_CHECKPOINT)
-    model = hf.read_config(BUILT_IN_CHECKPOINT)
-    trained = adapters.init(hf.load(BUILT_IN_CHECKPOINT), CONFIG['linears'], 3, 0, 'role')
-    folder = tmp_path / 'run' / 'policy' / 'solver'
-    folder.parent.mkdir(parents=True)
-    hf.save_adapter(folder, model, config, trained)
-    assert ask._policy_folder(str(folder)) == folder
-    with pytest.raises(UserError, match=f'in it are {folder}'):
-        ask._policy_folder(str(tmp_path / 'run'))
-    # A folder without a run has the settings of the base's tokenizer.
-    assert api._settings_of(folder).sampler.context == common.get_config().sampler.context
-    run = common.get_config()
-    run.sampler.context = 320
-    write_record(tmp_path / 'run', run)
-    assert api._settings_of(folder).sampler.context == 320

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from test_kernels import dense, value_and_gradients
 
-from zeroplay_jax.policy import attention, blocked_attention, sharding
+from zeroplay_jax.policy import blocked_attention, sharding
 
 ROWS, LENGTH, DIM = 2, 200, 16
 # Segments that end inside of blocks, fill one exactly, and are shorter than one; the last places are empty.
@@ -68,50 +68,6 @@ def test_bfloat16_is_as_near_to_float32_as_dense_attention_is():
     for a, b, x in zip(ours, theirs, exact):
         error = [np.linalg.norm(np.asarray(y, np.float32) - x) / np.linalg.norm(x) for y in (a, b)]
         assert error[0] <= 1.2 * error[1] + 1e-4 and 1e-4 < error[0] < 0.02
-
-
-@pytest.mark.parametrize('window', [0, 1, 40])
-def test_a_pair_of_blocks_is_visited_if_any_row_has_a_visible_pair_of_tokens(window):
-    rng = np.random.default_rng(window)
-    block = 16
-    for _ in range(5):
-        segment = np.zeros((3, 160), np.int32)
-        for row in segment:
-            used = int(rng.integers(0, 161))
-            cuts = np.sort(rng.integers(0, used + 1, int(rng.integers(0, 6))))
-            row[:used] = 1 + np.searchsorted(cuts, np.arange(used), side='right')
-        mask = np.asarray(attention.packed_mask(segment, window))
-        needed = mask.reshape(3, 10, block, 10, block).any((0, 2, 4))
-        ranges = blocked_attention._ranges(
-            jnp.asarray(segment.reshape(3, 10, block).swapaxes(0, 1)), window
-        )
-        first, last = (np.asarray(x) for x in ranges)
-        forward = np.array([[first[i] <= j <= i for j in range(10)] for i in range(10)])
-        backward = np.array([[j <= i <= last[j] for j in range(10)] for i in range(10)])
-        # The backward pass visits the same pairs; nothing is missed.
-        np.testing.assert_array_equal(forward, backward)
-        assert not (needed & ~forward).any()
-        # A pair without a visible pair of tokens is visited only between needed ones: on the diagonal, or because
-        # the first token of the block of queries belongs to a segment that begins in it.
-        extra = np.argwhere(forward & ~needed)
-        assert all(i == j or needed[i, : j + 1].any() or not needed[i].any() for i, j in extra)
-        assert (forward.sum() - needed.sum()) <= 10
-
-
-@pytest.mark.parametrize(
-    'length,expected', [(32, 32), (64, 64), (512, 64), (1024, 128), (4096, 512)]
-)
-def test_short_rows_have_smaller_blocks(monkeypatch, length, expected):
-    blocks = []
-
-    def record(q, k, v, segment, window, block):
-        blocks.append(block)
-        return q
-
-    monkeypatch.setattr(blocked_attention, '_attend_rows', record)
-    x = np.zeros((1, length, 2, 4), np.float32)
-    blocked_attention.attend_packed(x, x, x, np.ones((1, length), np.int32))
-    assert blocks == [expected]
 
 
 def temporaries(attend, length):

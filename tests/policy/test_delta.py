@@ -138,13 +138,3 @@ def test_folders_with_images_and_further_heads_are_read_and_written_as_a_decoder
     # The published spelling, with a layer of attention after every three others.
     path.write_text(json.dumps(fields))
     assert hf.read_config(tmp_path / 'whole').windows == (-1, -1, -1)
-
-
-def test_sizes_count_weights_and_states(case):
-    sizes = pytest.importorskip('zeroplay_jax.extras.plan.sizes')
-    _, folder, model, params = case
-    counted = sizes.sizes_of(str(folder))
-    matrices = sum(x.size for x in jax.tree.leaves(params) if x.ndim == 2)
-    assert counted.weights == matrices
-    (state, *_) = delta.empty_state(model.delta, 1, 'float32')
-    assert counted.state == 2 * model.windows.count(-1) * state.memory.size

@@ -1,4 +1,4 @@
-"""Mixtures of experts: gradients of PyTorch, no influence of other tokens, replay, devices, int8, refusals."""
+"""Mixtures of experts: gradients of PyTorch, no influence of other tokens, replay, devices, int8."""
 
 import dataclasses
 import functools
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tiny
 from flax.traverse_util import flatten_dict
-from small_policies import adapter_of, packed
+from small_policies import packed
 
 from zeroplay_jax.policy import (
     adapters,
@@ -20,7 +20,6 @@ from zeroplay_jax.policy import (
     stored_tensors,
     transformer,
 )
-from zeroplay_jax.types import UserError
 
 ROUTED = ('layer_0/moe/router', 'layer_0/moe/gate', 'layer_1/moe/up', 'layer_1/moe/down')
 
@@ -104,18 +103,6 @@ def test_replayed_choices_count_and_their_weights_are_computed_anew(case):
     other = (record + 1) % config.experts.count
     value, gradient = both(config, weight, params, *rows, record=other)
     assert abs(value - free[0]) > 1 and tiny.gap(gradient, free[1]) > 0.1
-    router = gradient['layer_1']['moe']['router']
-    step = 1e-2 * router / jnp.linalg.norm(router)
-    moved = jax.tree.map(lambda x: x, params)
-    values = []
-    for sign in (1, -1):
-        mixture = params['layer_1']['moe'] | {
-            'router': params['layer_1']['moe']['router'] + sign * step
-        }
-        moved['layer_1'] = params['layer_1'] | {'moe': mixture}
-        values.append(float(both(config, weight, moved, *rows, record=other)[0]))
-    slope = (values[0] - values[1]) / 2
-    assert slope == pytest.approx(float(jnp.sum(router * step)), rel=0.02)
 
 
 def test_devices_share_the_experts(case):
@@ -156,13 +143,6 @@ def test_int8_experts_compute_what_the_dequantised_ones_do(case):
     config = dataclasses.replace(config, mesh=mesh)
     arrays = jax.device_put((*rows, record), sharding.rows(mesh))
     np.testing.assert_allclose(hidden(config, split, *arrays), expected, atol=2e-5)
-
-
-def test_adapters_of_experts_are_refused(case, tmp_path):
-    _, _, config, params = case
-    adapter_of(params, ('q', 'k', 'v', 'o'))
-    with pytest.raises(UserError, match='gate, up cannot have adapters in a mixture of experts'):
-        hf.check_linears(config, ('q', 'up', 'gate'), 'config.policy.adapters.linears')
 
 
 @pytest.mark.fault(

@@ -2,19 +2,17 @@
 
 import dataclasses
 import json
-import shutil
 
 import numpy as np
 import pytest
 import tiny
 import transformers
 from safetensors.numpy import load_file
-from small_policies import change_json, change_tensors, config_of, copy_of
+from small_policies import change_tensors, config_of
 
 from zeroplay_jax.policy import families, hf
 from zeroplay_jax.policy.families import FAMILIES
 from zeroplay_jax.run import policy_settings
-from zeroplay_jax.settings.kinds import PARTS_CHECKPOINT
 
 WEIGHTS = 'model.safetensors'
 
@@ -55,22 +53,6 @@ def test_every_field_of_a_config_class_is_read_without_effect_or_limited(name):
         assert field.name in WITHOUT_EFFECT | READ | limited, field.name
 
 
-@pytest.mark.fault('kin-config', 'fields that the class does not have')
-def test_fields_that_the_class_does_not_have_are_named_once(published, tmp_path, capsys):
-    folder = copy_of(published, tmp_path / 'policy')
-    harmless = dict(
-        unsloth_version='2025.1', auto_map={'AutoModel': 'x.y'}, _private=1, use_x=False
-    )
-    change_json(
-        folder / 'config.json', rope_ratio=8, query_pre_attn_scalar=4, temperature=0.7, **harmless
-    )
-    for _ in range(2):
-        assert hf.read_config(folder).query_scale == 1
-    (warning,) = capsys.readouterr().err.splitlines()
-    assert 'config.json: ignored' in warning
-    assert warning.endswith('query_pre_attn_scalar=4, rope_ratio=8')
-
-
 def whole_model(**values):
     """config.json of a decoder beside an encoder of images."""
     return dict(
@@ -109,10 +91,3 @@ def test_the_head_of_a_decoder_in_another_model_is_kept(tmp_path):
 def test_the_flag_of_the_whole_model_decides(tmp_path, whole_flag, tied):
     config = whole_model(tie_word_embeddings=not tied) | {'tie_word_embeddings': whole_flag}
     assert hf.read_config(write_config(tmp_path, **config)).tied == tied
-
-
-def test_a_copy_of_the_start_of_the_quickstart_is_asked_with_its_prompts(tmp_path):
-    copy = shutil.copytree(PARTS_CHECKPOINT, tmp_path / 'copy')
-    config = policy_settings.settings(copy)
-    assert (config.prompts, config.tools.syntax) == ('numbered', 'search_r1')
-    assert config.sampler.context == 1024

@@ -11,7 +11,6 @@ import tiny
 from small_policies import packed
 
 from zeroplay_jax.policy import attention, blocked_attention, sharding, transformer
-from zeroplay_jax.types import UserError
 
 ROWS, LENGTH, HEADS, KV_HEADS, DIM = 4, 256, 4, 2, 128
 CONFIG = transformer.ModelConfig(
@@ -104,15 +103,3 @@ def test_looped_layers_are_compiled_once_per_kind(plain):
     assert products(CONFIG) == 2 * products(dataclasses.replace(CONFIG, scan=True))
     single = dataclasses.replace(CONFIG, windows=())
     assert products(single) == 4 * products(dataclasses.replace(single, scan=True))
-
-
-def test_a_length_that_no_block_divides_is_refused(rows):
-    message = 'rows of 200 tokens: policy.attention=splash needs a multiple of 128'
-    with pytest.raises(UserError, match=message):
-        blocked_attention.attend_splash(*(x[:, :200] for x in rows[:4]))
-
-
-def test_another_platform_is_refused(rows, monkeypatch):
-    monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
-    with pytest.raises(UserError, match='on gpu set policy.attention=blocked'):
-        blocked_attention.attend_splash(*rows[:4])

@@ -120,6 +120,7 @@ CASES = [
     case('heads wider than hidden/heads', 'llama3', head_dim=24),
     case('no size of heads', 'llama3', fields(head_dim=None)),
     case('another epsilon', 'qwen2', rms_norm_eps=0.1),
+    case('no epsilon', 'olmo3', fields(rms_norm_eps=None), rms_norm_eps=1e-5),
     case('the other name of SiLU', 'qwen2', fields(hidden_act='swish')),
     case('another scale of scores', 'gemma3', query_pre_attn_scalar=7),
     # Positions.

@@ -8,7 +8,6 @@ import pytest
 
 from zeroplay_jax.policy import paged_attention, ragged_attention, ragged_gpu, ragged_tpu, sharding
 from zeroplay_jax.policy.paged_attention import StepShape
-from zeroplay_jax.types import UserError
 
 
 def long(*values):
@@ -242,22 +241,3 @@ def test_the_gpu_kernel_is_lowered_for_gpus(model):
     ints = [jax.ShapeDtypeStruct(size, 'int32') for size in ((64, 9), (256,), (256,))]
     lowered = jax.jit(attend).trace(q, cache, *ints).lower(lowering_platforms=('cuda',))
     assert lowered.as_text().count('__gpu$xla.gpu.triton') == 2
-
-
-@pytest.mark.parametrize(
-    'platform,kv_heads,page,message',
-    [
-        (
-            'tpu',
-            3,
-            64,
-            '3 key/value heads on a chip: sampler.attention=ragged takes 1, 2, 4, 8',
-        ),
-        ('gpu', 2, 24, 'sampler.page=24: .* give 64'),
-    ],
-)
-def test_sizes_that_no_kernel_takes_are_refused(monkeypatch, platform, kv_heads, page, message):
-    monkeypatch.setattr(ragged_attention, 'platform_of', lambda mesh: platform)
-    with pytest.raises(UserError, match=message) as error:
-        ragged_attention.check(kv_heads, page, 'bfloat16', sharding.make_mesh())
-    assert '\n' not in str(error.value)

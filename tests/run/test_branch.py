@@ -1,7 +1,6 @@
 """Another run's checkpoint: which one is taken while that run goes on, and which adapters are refused."""
 
 import types
-from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -102,14 +101,6 @@ def test_a_checkpoint_is_read_though_its_run_removes_it_meanwhile(tmp_path, engi
     assert branch.newest_checkpoint(old).step == 4 and not list(new.iterdir())
 
 
-def test_a_file_system_without_links_gets_copies(tmp_path, engine, monkeypatch):
-    monkeypatch.setattr(branch.os, 'link', Mock(side_effect=OSError(18, 'cross-device link')))
-    save(tmp_path / 'old', 2)
-    with find(tmp_path / 'new', tmp_path / 'old') as source:
-        branch.load(source, engine)
-    assert source.step == 2
-
-
 class SecondHost:
     """The second process of two; `first` is what the first one has linked."""
 
@@ -146,13 +137,6 @@ def test_each_host_reads_its_own_links_of_the_step_that_the_first_one_chose(tmp_
     ):
         with pytest.raises(UserError, match=line), find_as_second(step, content):
             pass
-
-
-def test_a_checkpoint_without_a_policy_is_one_line(tmp_path):
-    save(tmp_path, 8)
-    source = branch.newest_checkpoint(tmp_path)
-    with pytest.raises(UserError, match='has the policies solver and not proposer'):
-        branch.check(source, frozen(drzero.get_config('mini')), {})
 
 
 BASE = {'policy.path': {'model.safetensors': {'bytes': 1, 'sha256': 'a'}}}

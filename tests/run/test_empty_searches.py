@@ -7,7 +7,6 @@ import pytest
 from refused_calls import check_table
 from trajectories import make_trajectory
 
-from zeroplay_jax.api import Index
 from zeroplay_jax.configs import common
 from zeroplay_jax.retrieval.client import Client
 from zeroplay_jax.run import outcome
@@ -16,7 +15,6 @@ from zeroplay_jax.selfplay import health, metrics
 from zeroplay_jax.selfplay.library import Library, SearchableCorpus
 from zeroplay_jax.selfplay.library_builder import check_and_reset_failures
 from zeroplay_jax.selfplay.schedule import Phase, Step
-from zeroplay_jax.session import search_warning
 from zeroplay_jax.types import Row, ToolCall, TrainingStopped, Turn
 
 PASSAGE = {'id': '7', 'title': 'T', 'text': 'x', 'score': 0.0}
@@ -64,17 +62,6 @@ def test_what_searches_that_find_nothing_do(config):
     names = globals() | {'evaluated': evaluated, 'is_doubtful': is_doubtful}
     table = pathlib.Path(__file__).parent / 'empty_searches.txt'
     check_table(table, names, error=TrainingStopped)
-
-
-@pytest.mark.fault('B', 'ask over a server that finds nothing')
-def test_ask_says_that_no_search_found_a_passage():
-    client = Client(Backend([], [PASSAGE]))
-    corpus = Index(SearchableCorpus(client, 3, 100), 'http://127.0.0.1:9')
-    corpus.corpus.search(['q'])
-    line = search_warning(corpus)
-    assert 'no search found a passage in http://127.0.0.1:9 (0 of 1)' in line
-    corpus.corpus.search(['r'])
-    assert search_warning(corpus) == ''
 
 
 def trajectory_of(*rows):

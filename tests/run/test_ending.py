@@ -42,35 +42,3 @@ def test_the_question_is_one_that_only_the_trained_policy_answers(tmp_path):
     assert line.endswith(f"--policy {tmp_path}/policy/solver 'gained?'")
     worse = ending.advice(tmp_path, 'solver', has_fallen=True)
     assert worse == line.replace(', which answered this one wrong before', '')
-
-
-@pytest.mark.parametrize(
-    ('logged', 'question'),
-    [
-        ([*rows(0, a=0, b=1), *rows(9, a=0, b=1)], ('b?', False)),
-        ([*rows(0, a=0.25, b=0.5), *rows(9, a=0.5, b=0.5)], ('a?', True)),
-        (rows(0, a=0, b=0), ('a?', False)),
-        ([], ('', False)),
-    ],
-)
-def test_without_a_gain_the_best_answer_is_shown(logged, question):
-    assert ending.taught_question(logged) == question
-
-
-def test_of_questions_with_one_gain_that_of_most_hops_is_shown():
-    logged = [*rows(0, two=0, four=0, three=0), *rows(9, two=1, four=1, three=1)]
-    for row in logged:
-        row['info']['hops'] = {'two?': 2, 'three?': 3, 'four?': 4}[row['info']['question']]
-    assert ending.taught_question(logged) == ('four?', True)
-
-
-@pytest.mark.parametrize('name', ['solver', 'policy', 'proposer', None])
-def test_the_advice_names_the_evaluated_policy_if_there_is_one(tmp_path, name):
-    (tmp_path / 'trajectories.jsonl').touch()
-    if name is not None:
-        (tmp_path / 'policy' / name).mkdir(parents=True)
-    line = ending.advice(tmp_path, 'solver')
-    if name in ('solver', 'policy'):
-        assert line.startswith('ask the trained policy: ') and line.endswith(f'/policy/{name}')
-    else:
-        assert line.startswith('there is no trained policy to ask: the weights solver are those')

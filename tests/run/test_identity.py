@@ -4,7 +4,6 @@ import shutil
 
 import jax.numpy as jnp
 import pytest
-from run_records import write_record
 
 from zeroplay_jax.configs import drzero
 from zeroplay_jax.configuration import fields
@@ -148,15 +147,6 @@ def test_a_report_of_files_of_two_runs_is_refused(two_runs, tmp_path):
             report_builder.read_run(mixed)
 
 
-@pytest.mark.fault('A', 'a log of another run in a folder without a record: report')
-def test_logs_are_compared_with_each_other_without_a_record(two_runs):
-    run, other = two_runs
-    (run / 'run.json').unlink()
-    exchange(run, other, 'trajectories.jsonl')
-    with pytest.raises(UserError, match='trajectories.jsonl: is of another run'):
-        report_builder.read_run(run)
-
-
 def identity_of(workdir):
     return begin_record(workdir, config_of(), INPUTS, is_resumed=True)
 
@@ -200,27 +190,3 @@ def test_fields_that_may_change_and_the_place_do_not_change_the_identity(two_run
     moved = shutil.move(run, tmp_path / 'moved')
     check(moved)
     assert begin_record(moved, changed, INPUTS, is_resumed=True) == run_identity
-
-
-def test_a_field_of_another_version_is_no_difference(two_runs):
-    run, _ = two_runs
-    config = config_of().to_dict()
-    config['field_of_tomorrow'] = 1
-    del config['solver']['batch']
-    write_record(run, config, inputs=INPUTS)
-    check(run)
-
-
-@pytest.mark.fault('C', 'the newest checkpoint is damaged: export, --from')
-def test_an_older_checkpoint_is_taken_with_a_warning(two_runs, capsys):
-    run, _ = two_runs
-    path = run / 'checkpoints' / '4' / 'loop' / 'metadata'
-    path.write_bytes(path.read_bytes()[:-1])
-    for links in (None, run.parent / 'links'):
-        source = branch.newest_checkpoint(run, links)
-        assert source.step == 2
-        source.print_use('begins with')
-        warning, line = capsys.readouterr().err.splitlines()
-        assert 'checkpoint 4 is damaged: loop/metadata' in warning
-        assert warning.endswith('takes checkpoint 2 in its place')
-        assert line.startswith('begins with checkpoint 2')

@@ -9,7 +9,6 @@ import pytest
 from zeroplay_jax.configs import quickstart
 from zeroplay_jax.run import hooks, loop, run_folder
 from zeroplay_jax.run import saver as saving
-from zeroplay_jax.run.hooks import Log
 from zeroplay_jax.run.outcome import EndedStep, RunState
 from zeroplay_jax.run.run_folder import Place
 from zeroplay_jax.runtime.hosts import Hosts
@@ -113,15 +112,3 @@ def test_policies_of_iterations_that_are_run_again_are_removed(tmp_path):
     # An iteration ends with the evaluation after it.
     assert steps[3].phase.name == 'evaluation'
     assert kept == [[], ['iteration1'], ['iteration1'], ['iteration1', 'iteration2']]
-
-
-def test_a_log_that_cannot_be_opened_ends_all_processes(monkeypatch, tmp_path):
-    config = quickstart.get_config()
-    hosts = Hosts()
-    calls = []
-    monkeypatch.setattr(hosts, 'run_on_all', lambda *call: calls.append(call))
-    monkeypatch.setattr(hooks, 'MetricsWriter', mock.Mock(side_effect=UserError('no key')))
-    engine = mock.Mock(config=config)
-    assert Log(types.SimpleNamespace(hosts=hosts), engine, tmp_path, RunState({}))._writer is None
-    with pytest.raises(UserError, match='no key'):
-        calls[0][0](*calls[0][1:])

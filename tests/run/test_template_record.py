@@ -1,15 +1,12 @@
-"""The day in prompts is that of the start of the run, which its record of inputs keeps; evaluations name theirs."""
+"""The day in prompts is that of the start of the run, which its record of inputs keeps."""
 
 import datetime
 
 import pytest
 
 from zeroplay_jax.configs import drzero
-from zeroplay_jax.evaluation.answering import result_settings
-from zeroplay_jax.evaluation.results import Results, SetResults
 from zeroplay_jax.run import run_folder
 from zeroplay_jax.runtime import record
-from zeroplay_jax.types import UserError
 
 
 def write(workdir, template):
@@ -30,18 +27,3 @@ def test_the_first_recorded_day_counts(tmp_path):
     write(run, {})
     assert record.read(run).inputs == {'policy.path': {}}
     assert run_folder.start_date([run]) == datetime.date.today().isoformat()
-
-
-@pytest.mark.fault('third-4', 'compare: evaluations of two days')
-def test_evaluations_of_two_days_are_not_compared():
-    def result(template):
-        settings = result_settings(
-            drzero.get_config('mini'), 'p', 'r', template, metric='em', samples=1, limit=0, judge=''
-        )
-        return Results(settings, {'nq': SetResults('x', [], [])})
-
-    days = [result({'date': day}) for day in ('2026-11-25', '2026-11-26')]
-    days[0].differences(days[0])
-    assert 'template' not in result({}).settings
-    with pytest.raises(UserError, match="template: {'date': '2026-11-25'} and"):
-        days[0].differences(days[1])

@@ -1,18 +1,13 @@
 """A judge among the roles of SCOPE: its tasks, and what cannot judge. One that learns is played by test_hosts.py."""
 
-import collections
 import json
 
 import pytest
 
 from zeroplay_jax.configs import common, scope
-from zeroplay_jax.configuration.fields import frozen
 from zeroplay_jax.configuration.rules import check
-from zeroplay_jax.run import build
-from zeroplay_jax.selfplay.recipe import Recipe
 from zeroplay_jax.selfplay.schedule import Phase
-from zeroplay_jax.settings.kinds import ConfigError, refuse
-from zeroplay_jax.types import UserError
+from zeroplay_jax.settings.kinds import ConfigError
 
 
 def make_config(folder):
@@ -52,29 +47,3 @@ def test_what_cannot_judge_is_refused(tmp_path, monkeypatch):
         monkeypatch.setattr(judge_recipe.Recipe, 'judge_roles', roles)
         with pytest.raises(ConfigError, match='judge_roles has .*; give one of judge.answer, '):
             check(config)
-
-
-def test_a_role_that_training_asks_for_no_judgement_is_refused():
-    class Judged(Recipe):
-        judge_roles = {'judge.answer': 'grader', 'judge.grade': 'grader'}
-
-        @classmethod
-        def roles(cls, config):
-            return ()
-
-    config = common.get_config('dspo')
-    config.judge.kind, config.eval.metric = 'policy', 'judge'
-    with pytest.raises(
-        ConfigError,
-        match="asks role grader for no judge.answer or judge.grade; .* add 'correct' to",
-    ):
-        refuse(config, Judged.check_judge_roles(frozen(config)))
-    config.reward.answer = 'judge'
-    refuse(config, Judged.check_judge_roles(frozen(config)))
-
-
-def test_without_verdicts_the_policy_is_to_be_changed_not_repaired(tmp_path):
-    policy = build._judge(make_config(tmp_path), None, {})
-    policy._max_failure_rate = 0.5
-    with pytest.raises(UserError, match=r'=0\.5; take a policy that writes verdicts, or raise'):
-        policy.check_failure_rate(collections.Counter(asked=2, unread=2))

@@ -1,4 +1,4 @@
-"""Whole runs that train nothing: they stop with status 3, say so everywhere, lose nothing, and can go on."""
+"""Whole runs that train nothing: they stop with status 3, say so everywhere, and lose nothing."""
 
 import shutil
 
@@ -75,23 +75,3 @@ def test_a_kill_between_the_last_checkpoint_and_the_report_changes_nothing(stopp
     assert steps_of(killed) == [0, 1, 2]
     assert summary_of(killed) == summary_of(workdir)
     assert (killed / 'report.html').is_file()
-
-
-@pytest.mark.long
-def test_the_same_command_counts_on_and_ends_where_it_may_not_stop(stopped):
-    workdir, _ = stopped
-    again = train(workdir)
-    assert again.returncode == 3 and '3 steps in a row trained nothing' in again.stderr
-    assert steps_of(workdir) == [0, 1, 2, 3]
-    last = train(workdir, '--config.stop_after_empty_steps=0')
-    assert last.returncode == 0
-    # Notices are wrapped.
-    notices = ' '.join(last.stderr.split())
-    assert 'phase proposer of iteration 1 made no update: truncated 100 %' in notices
-    assert 'left the pool of questions empty: unfinished 100 % of 4' in notices
-    summary = summary_of(workdir)
-    assert summary['trained'] is False and summary['stopped'] is None
-    assert summary['warning'].startswith('Nothing was trained in proposer, solver.')
-    assert steps_of(workdir) == list(range(summary['steps']))
-    # Where stopping is allowed, a run that trained nothing at all does not end with status 0 either.
-    assert train(workdir).returncode == 3

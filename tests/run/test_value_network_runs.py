@@ -1,18 +1,12 @@
-"""Runs with a value network (PPO): what they log, another run that goes on, and two processes."""
+"""Runs with a value network (PPO): what they log, and another run that goes on."""
 
-import re
-
-import host_processes
 import killed_runs
 import pytest
 import run_library
-from run_files import final_states, lines, without_clock
+from run_files import final_states, lines
 
-from zeroplay_jax.learner import value_network
 from zeroplay_jax.learner.checkpoint import VALUE_NETWORK_PREFIX
-from zeroplay_jax.policy import sharding
-from zeroplay_jax.policy.decoder import ModelConfig
-from zeroplay_jax.run import branch, build
+from zeroplay_jax.run import branch
 
 NETWORK = VALUE_NETWORK_PREFIX + 'solver'
 
@@ -51,43 +45,3 @@ def test_steps_log_values_and_rollouts_have_no_advantage_of_their_own(whole):
     absent = {'informative_share', 'singleton_groups', 'group_size'}
     names = {name.split('/')[-1] for record in lines(whole) for name in record}
     assert not names & absent
-
-
-@pytest.mark.parametrize('rate, expected', [(0.0, 1e-2), (3e-4, 3e-4)])
-def test_a_value_network_has_ten_times_the_rate_of_the_policy(rate, expected, monkeypatch):
-    made = []
-    monkeypatch.setattr(
-        value_network, 'ValueNetwork', lambda model, mesh, settings, *_, **__: made.append(settings)
-    )
-    config = run_library.ppo_config()
-    config.value_network.learning_rate = rate
-    model = ModelConfig('qwen3', 8, 8, 8, 1, 1, 1, 8)
-    networks = build.build_value_networks(config, model, sharding.make_mesh(), {})
-    assert list(networks) == ['solver']
-    assert made[0].learning_rate == pytest.approx(expected)
-    # The config of the run stays as it was given.
-    assert config.value_network.learning_rate == rate
-
-
-@pytest.mark.long
-def test_two_processes_learn_what_one_learns(tmp_path, monkeypatch):
-    changes = ['solver.batch=4', 'solver.samples=2', 'inputs.world_questions=16', 'eval.hops=(1,)']
-    changes += ['value_network.learning_rate=1e-3', 'solver.learning_rate=1e-3']
-    command = ['--config=configs/ablations.py:dspo/search_r1_ppo:mini']
-    ssp_alone = re.compile('recipe|advantage|proposer|ssp|judge|reader')
-    command += [flag for flag in host_processes.RUN[1:] if not ssp_alone.search(flag)]
-    monkeypatch.setattr(
-        host_processes, 'RUN', command + [f'--config.{change}' for change in changes]
-    )
-    records = {}
-    for count in (1, 2):
-        workdir = tmp_path / str(count)
-        host_processes.finish(host_processes.play(workdir, count))
-        records[count] = without_clock(lines(workdir))
-    rollouts = [(tmp_path / name / 'trajectories.jsonl').read_text() for name in '12']
-    assert rollouts[0] == rollouts[1]
-    for one, two in zip(records[1], records[2], strict=True):
-        for name, value in one.items():
-            if not isinstance(value, str):
-                assert two[name] == pytest.approx(value, rel=2e-5, abs=1e-6), name
-    assert records[1][-2]['solver/value_network/value'] != 0

@@ -3,7 +3,6 @@
 import copy
 import functools
 import json
-import logging
 import pathlib
 import urllib.request
 
@@ -86,14 +85,6 @@ def test_an_example_that_would_be_read_otherwise_is_not_shown():
     )
 
 
-@pytest.mark.fault('F3', 'nested objects in the example')
-def test_a_description_becomes_the_example_only_if_it_is_short():
-    long = of_value({'type': 'string', 'description': 'The path of a file. ' * 20})
-    assert check_prompt(long).example_arguments == {'value': 'value'}
-    short = of_value({'type': 'string', 'description': 'what to look for'})
-    assert check_prompt(short).example_arguments == {'value': 'what to look for'}
-
-
 LARGE = of_value({'type': 'string'}, note='x' * 300_000), 'characters, more than'
 DEEP = of_value(functools.reduce(lambda inner, _: {'items': inner}, range(5000), {})), 'too deeply'
 
@@ -164,24 +155,6 @@ def test_patterns_take_linear_time(schema, write):
     assert tool.validated({'value': write(good)})
 
 
-@pytest.mark.parametrize(
-    'pattern',
-    [r'^[\w-\.]+@([\w-]+\.)+[\w-]{2,4}$', '^[a-z&&[^e]]+$', '^(?=(a+)+$)b|c'],
-)
-@pytest.mark.fault('new-pattern', 'patterns that JavaScript alone reads')
-def test_a_pattern_for_javascript_alone_is_left_to_the_tool(caplog, pattern):
-    with caplog.at_level(logging.WARNING):
-        tool = checked(of_value({'type': 'string', 'pattern': pattern}))
-    assert tool.example_arguments and repr(pattern) in caplog.text
-
-
-@pytest.mark.parametrize('number', [float('nan'), [float('-inf')]])
-def test_numbers_that_are_no_json_are_refused(number):
-    tool = checked(of_value({}))
-    with pytest.raises(InvalidArguments, match='not JSON compliant'):
-        tool.validated({'value': number})
-
-
 def test_a_pattern_in_the_dialect_of_javascript_is_read():
     tool = checked(of_value({'type': 'string', 'pattern': '^(?<year>\\d{4})$'}))
     assert tool.validated({'value': '1111'})
@@ -189,13 +162,3 @@ def test_a_pattern_in_the_dialect_of_javascript_is_read():
     assert words.validated({'value': 'Straße'})
     with pytest.raises(InvalidArguments):
         words.validated({'value': '12'})
-
-
-def test_names_of_arguments_are_no_keywords():
-    names = ('$ref', '$id', '$dynamicRef', 'pattern', 'items')
-    schema = {
-        'type': 'object',
-        'properties': {name: {'type': 'string'} for name in names},
-        'required': list(names),
-    }
-    assert check_prompt(schema).example_arguments == {name: name for name in names}

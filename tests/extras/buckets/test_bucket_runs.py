@@ -1,36 +1,26 @@
 """Runs in a bucket: what is refused in one line, what is copied, and a killed run on another machine."""
 
-import concurrent.futures
-import errno
 import json
 import pathlib
 import shutil
-import socket
 
 import pytest
 from bucket_emulator import needs_emulator, run_emulator
 from python_process import run_python
 from run_records import write_record
 
-from zeroplay_jax import compare, report
 from zeroplay_jax.configs import quickstart
 from zeroplay_jax.configuration import fields
 from zeroplay_jax.configuration.command_line import policy_of_iteration
 from zeroplay_jax.configuration.fields import frozen
-from zeroplay_jax.extras.buckets import copies, mirror, objects
-from zeroplay_jax.extras.buckets import run as bucket_run
-from zeroplay_jax.extras.buckets.workdir import RemoteFile, RemoteWorkdir, manifest_text
 from zeroplay_jax.retrieval import downloads
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.run import branch, run_folder
 from zeroplay_jax.run.run_folder import Place
-from zeroplay_jax.runtime import workdir as run_workdir
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.runtime.workdir import WorkdirError
-from zeroplay_jax.types import Preempted, UserError
+from zeroplay_jax.types import UserError
 
-# The id of another run.
-OLD = '1' * 32
 ADDRESS = 'gs://bucket/runs/a'
 pytestmark = pytest.mark.usefixtures('cache')
 
@@ -85,20 +75,6 @@ def test_a_resumed_run_reads_the_one_that_it_began_from_no_more(bucket, tmp_path
         begins('gs://bucket/runs/old', is_resumed=False)
 
 
-def test_two_commands_do_not_copy_a_run_at_the_same_time(bucket, config):
-    begin(config, lambda place: place.at_end())
-    bucket.write('runs/a/run.json', b'{}')
-    root = copies.local_run(ADDRESS).parents[1]
-    bucket.write('runs/a/run.json', b'{"x": 1}')
-    with concurrent.futures.ThreadPoolExecutor(1) as thread:
-        with copies.locked(root):
-            copied = thread.submit(copies.local_run, ADDRESS)
-            with pytest.raises(concurrent.futures.TimeoutError):
-                copied.result(0.2)
-            assert (root / 'runs' / 'a' / 'run.json').read_bytes() == b'{}'
-        assert (copied.result() / 'run.json').read_bytes() == b'{"x": 1}'
-
-
 def test_a_folder_of_other_objects_is_refused(bucket, config):
     bucket.write('runs/a/thesis.tex', b'x')
     for start in (begin, lambda config: fields.check(ADDRESS, config)):
@@ -108,57 +84,6 @@ def test_a_folder_of_other_objects_is_refused(bucket, config):
     bucket.write('runs/a/id.json', b'{"id": "../x"}')
     with pytest.raises(UserError, match='id.json: cannot be read'):
         begin(config)
-
-
-def test_a_run_that_is_begun_anew_at_an_address_does_not_see_the_old_local_folder(bucket, config):
-    first = begin(config).workdir
-    assert begin(config).workdir == first
-    bucket.contents.clear()
-    assert begin(config).workdir != first and first.name == 'a'
-
-
-def test_sigterm_keeps_its_status_if_the_upload_fails(bucket, config, monkeypatch):
-    def fail(self):
-        raise UserError('gs://bucket/x: 503')
-
-    monkeypatch.setattr(mirror.Mirror, 'is_pending', fail)
-
-    def preempt(place):
-        raise Preempted('stopped by SIGTERM, everything is saved before step 2 of 9')
-
-    with pytest.raises(Preempted, match='before step 2 of 9. gs://bucket/x: 503'):
-        begin(config, preempt)
-    assert 'runs/a/lease.json' not in bucket.contents
-
-
-def test_reports_and_comparisons_read_a_bucket(bucket, config, tmp_path, capsys):
-    remote = RemoteWorkdir(bucket, 'runs/a')
-    line = b'{"step": 0, "phase": "evaluation", "em/mean": 0.5}\n'
-    manifest = {}
-    for step in (2, 4):
-        name = f'logs/{step}/metrics.jsonl'
-        bucket.write(remote.name(name), line * (step // 2))
-        manifest[step] = {'metrics.jsonl': RemoteFile(name, len(line) * step // 2, 'x')}
-        bucket.write(remote.manifest_name(step), manifest_text(step, manifest[step]))
-    bucket.write(remote.name('run.json'), json.dumps({'config': config.to_dict()}).encode())
-    assert report.main([ADDRESS, '--out', str(tmp_path / 'a.html')]) == 0
-    local = copies.local_run(ADDRESS)
-    assert (local / 'metrics.jsonl').read_bytes() == 2 * line
-    # While it is read, the run goes back by a step, of which the newest was damaged.
-    download = bucket.download
-
-    def remove_and_download(name, path):
-        if name.endswith('logs/4/metrics.jsonl'):
-            remote.bucket.delete(remote.manifest_name(4))
-            raise objects.Removed(name)
-        download(name, path)
-
-    bucket.download = remove_and_download
-    (local / 'metrics.jsonl').unlink()
-    assert (copies.local_run(ADDRESS) / 'metrics.jsonl').read_bytes() == line
-    assert report.main(['gs://bucket/none']) == 2
-    assert compare.main([f'{ADDRESS}/none.json', f'{ADDRESS}/run.json']) == 2
-    assert 'no such file or folder in the bucket' in capsys.readouterr().err
 
 
 def test_the_policy_of_an_iteration_is_fetched_with_the_config_of_the_run(bucket, config):
@@ -192,60 +117,3 @@ def test_killed_runs_are_resumed_by_other_machines_bit_for_bit(emulator, tmp_pat
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     result = json.loads(done.stdout.strip().splitlines()[-1])
     assert result['problems'] == [] and result['arrays'] > 10 and result['kill'] == 1
-
-
-@pytest.fixture
-def spooled(bucket, config, tmp_path, monkeypatch):
-    """The config of a run in the bucket with a local folder of its own."""
-    monkeypatch.setattr(bucket_run, '_LOCK_SECONDS', 0.01)
-    config.bucket.spool = str(tmp_path / 'spool')
-    return config
-
-
-def begin_spooled(config):
-    return begin(config).workdir
-
-
-def test_a_folder_that_stays_in_use_is_one_line_with_run_folder_and_machine(
-    spooled, monkeypatch, capsys
-):
-    folder = begin_spooled(spooled).parent
-    spooled.distributed.heartbeat = 1
-    monkeypatch.setattr(bucket_run, '_STOP_SECONDS', -0.9)
-    place = f'local folder {folder} on {socket.gethostname()}'
-    with run_workdir.locked(folder):
-        with pytest.raises(WorkdirError, match=f'^{ADDRESS}: another process has the {place}; end'):
-            begin_spooled(spooled)
-    assert capsys.readouterr().err == f'waits up to 0 s for the process that has the {place}\n'
-
-
-def test_a_run_waits_for_a_process_of_an_earlier_start_that_ends(spooled, capsys):
-    folder = begin_spooled(spooled).parent
-    with concurrent.futures.ThreadPoolExecutor(1) as thread:
-        with run_workdir.locked(folder):
-            run = thread.submit(begin_spooled, spooled)
-            with pytest.raises(concurrent.futures.TimeoutError):
-                run.result(0.3)
-        assert run.result(20).parent == folder
-    assert capsys.readouterr().err.startswith('waits up to 110 s for the process that has the')
-
-
-def test_a_folder_that_cannot_be_created_is_one_line(spooled, tmp_path):
-    spooled.bucket.spool = str(tmp_path / 'file')
-    (tmp_path / 'file').write_text('')
-    with pytest.raises(UserError, match='cannot be written .* set config.bucket.spool to another'):
-        begin_spooled(spooled)
-
-
-def test_a_file_system_without_locks_is_named_and_nothing_is_left(spooled, tmp_path, monkeypatch):
-    def refuse(*arguments):
-        raise OSError(errno.ENOLCK, 'No locks available')
-
-    monkeypatch.setattr(run_workdir.fcntl, 'flock', refuse)
-    with pytest.raises(UserError, match='cannot be written .*No locks available.*bucket.spool'):
-        begin_spooled(spooled)
-    workdir = tmp_path / 'runs' / 'a'
-    line = f'^workdir {workdir} cannot be locked .No locks available.; choose one on another'
-    with pytest.raises(WorkdirError, match=line), run_workdir.claim(workdir, {}):
-        pass
-    assert not any(tmp_path.iterdir())

@@ -1,9 +1,6 @@
 """Policies, indexes and files in a bucket: what is copied, and what is refused in one line."""
 
-import errno
-import json
 import pathlib
-import sys
 
 import pytest
 from bucket_emulator import needs_emulator, run_emulator
@@ -11,7 +8,6 @@ from host_processes import free_port
 from refused_calls import refused
 from run_records import write_record
 
-from zeroplay_jax import compare
 from zeroplay_jax.configs import quickstart
 from zeroplay_jax.configuration import fields, rules
 from zeroplay_jax.configuration.fields import read_stored_config
@@ -21,7 +17,6 @@ from zeroplay_jax.retrieval import downloads
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.settings.kinds import ConfigError
 
-ADDRESS = 'gs://bucket/runs/a'
 pytestmark = pytest.mark.usefixtures('cache')
 
 
@@ -44,17 +39,6 @@ def test_a_folder_is_copied_once_and_again_where_it_changed(bucket, cache):
     (folder / 'a.json').write_bytes(b'')
     assert pathlib.Path(downloads.fetch('gs://bucket/p/a.json')).read_bytes() == b'4'
     assert downloads.fetch('a/path') == 'a/path'
-
-
-def test_a_policy_of_a_run_brings_the_config_of_the_run(bucket):
-    bucket.write('runs/a/policy/solver/config.json', b'{}')
-    bucket.write('runs/a/run.json', b'{"recipe": 1}')
-    folder = pathlib.Path(downloads.fetch(f'{ADDRESS}/policy/solver'))
-    assert (folder.parent.parent / 'run.json').read_bytes() == b'{"recipe": 1}'
-    with pytest.raises(
-        RetrievalError, match='name a policy in it, such as gs://bucket/runs/a/policy'
-    ):
-        downloads.fetch(ADDRESS)
 
 
 NOT_FETCHED = {
@@ -84,12 +68,6 @@ def test_fields_of_a_config_are_fetched_before_the_rules_about_files(bucket):
     assert pathlib.Path(config.retrieval.path, 'manifest.json').is_file()
 
 
-def test_without_the_library_one_line_says_how_to_install_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, 'google.cloud', None)
-    with pytest.raises(RetrievalError, match='pip install google-cloud-storage'):
-        objects.open_bucket('bucket')
-
-
 def test_the_same_command_resumes_where_the_cache_lies_elsewhere(bucket, tmp_path, monkeypatch):
     bucket.write('index/manifest.json', b'{}')
 
@@ -112,42 +90,10 @@ def test_the_same_command_resumes_where_the_cache_lies_elsewhere(bucket, tmp_pat
     assert stored.retrieval.path == f'{tmp_path}/two/zeroplay_jax/gs/bucket/index'
 
 
-def test_a_folder_in_a_bucket_is_no_result_and_is_not_downloaded(bucket, capsys):
-    bucket.write('runs/a/run.json', b'{}')
-    bucket.write('runs/a/policy/solver/config.json', b'{}')
-    bucket.download = lambda name, path: pytest.fail(f'downloads {name}')
-    for folder in (ADDRESS, f'{ADDRESS}/policy', f'{ADDRESS}/policy/solver'):
-        assert compare.main([folder, 'x.json']) == 2
-        line = f'zeroplay compare: {folder}: is a folder; name a file\n'
-        assert capsys.readouterr().err == line
-
-
 @pytest.fixture
 def emulator(monkeypatch):
     with run_emulator(monkeypatch) as emulated:
         yield emulated
-
-
-def test_a_full_disk_is_no_error_of_the_network():
-    pytest.importorskip('google.api_core')
-    with pytest.raises(OSError) as error, objects._translated('gs://b/x'):
-        with open('/dev/full', 'wb', buffering=0) as file:
-            file.write(b'x')
-    assert error.value.errno == errno.ENOSPC
-
-
-def test_credentials_of_a_user_need_no_project(tmp_path, monkeypatch):
-    pytest.importorskip('google.cloud.storage')
-    credentials = {'client_id': 'x', 'client_secret': 'y', 'refresh_token': 'z'}
-    path = tmp_path / 'credentials.json'
-    path.write_text(json.dumps({'type': 'authorized_user'} | credentials))
-    monkeypatch.setenv('GOOGLE_APPLICATION_CREDENTIALS', str(path))
-    monkeypatch.setenv('NO_GCE_CHECK', 'true')
-    # The command line of the service may name a project.
-    monkeypatch.setenv('PATH', str(tmp_path))
-    for name in ('GOOGLE_CLOUD_PROJECT', 'GCLOUD_PROJECT', 'STORAGE_EMULATOR_HOST'):
-        monkeypatch.delenv(name, raising=False)
-    assert objects.open_bucket('bucket').name == 'bucket'
 
 
 @needs_emulator

@@ -104,10 +104,3 @@ def test_a_process_of_another_container_may_be_alive_though_it_is_not_seen_here(
     monkeypatch.undo()
     assert not leases._has_ended_here(bucket.read(NAME)[0])
     lease.release()
-
-
-@pytest.mark.parametrize('content', [b'', b'[1]', b'\xff', b'{"process": "x"}'])
-def test_an_unreadable_lease_is_waited_for_as_any_other(content):
-    bucket = MemoryBucket()
-    bucket.write(NAME, content)
-    Lease(bucket, NAME, seconds=0.1).release()

@@ -7,7 +7,6 @@ import time
 
 import pytest
 from memory_bucket import outage
-from run_records import change_record
 from saved_runs import names, save, upload, uploading, wait, wait_for
 
 from zeroplay_jax.extras.buckets.objects import Unavailable
@@ -122,38 +121,6 @@ def test_nothing_is_left_of_a_failed_download(remote, steps, here, there, kind):
     assert names(remote, 'summary.json') and not names(remote, '.download')
 
 
-def test_policies_of_iterations_come_with_steps_and_those_of_an_earlier_end_leave(
-    remote, steps, here
-):
-    for name in ('iteration1', 'policy'):
-        for policy in ('solver', '.solver.draft'):
-            (here / name / policy).mkdir(parents=True)
-            (here / name / policy / 'config.json').write_text('{}')
-    with uploading(remote, here) as mirror:
-        mirror.upload_results()
-        assert names(remote, 'p') == ['runs/a/policy/solver/config.json']
-        shutil.copytree(here / 'iteration1', here / 'iteration2')
-        save(steps, here, 2)
-        wait(mirror)
-        policies = [f'runs/a/iteration{number}/solver/config.json' for number in (1, 2)]
-        assert names(remote, 'i') == policies and not names(remote, 'p')
-        mirror.upload_results()
-    assert names(remote, 'p') == ['runs/a/policy/solver/config.json']
-
-
-def test_another_machine_knows_that_the_report_was_written(remote, steps, here, there):
-    save(steps, here, 2)
-    with uploading(remote, here) as mirror:
-        wait(mirror)
-        change_record(here, reported=2)
-        mirror.upload_results()
-    # Also one that has the record as it was at the step.
-    there.mkdir()
-    (there / 'run.json').write_text('{}')
-    assert bring_all(remote, there) == []
-    assert json.loads((there / 'run.json').read_text()) == {'reported': 2}
-
-
 def test_damage_in_the_local_folder_is_made_good_from_the_bucket(remote, steps, here):
     upload(remote, here, steps, 2)
     path = here / 'checkpoints' / '2' / 'loop' / 'metadata'
@@ -230,26 +197,6 @@ def test_a_step_whose_last_write_arrived_but_seemed_to_fail_stays_whole(
     for step, manifest in remote.manifests().items():
         assert bring_down(Hosts(), remote, tmp_path / str(step), {step: manifest}) == []
     assert list(remote.manifests()) == ([2, 4] if is_removed else [2])
-
-
-def test_the_time_for_further_attempts_begins_when_nothing_arrives_any_more(
-    remote, steps, here, monkeypatch
-):
-    monkeypatch.setattr('zeroplay_jax.extras.buckets.mirror.THREADS', 1)
-    upload_object = remote.bucket.upload
-    names_tried = []
-
-    def slow_upload(name, path):
-        time.sleep(0.03)
-        # Each object fails once.
-        if name not in names_tried:
-            names_tried.append(name)
-            raise Unavailable('gs://bucket/x: 503')
-        upload_object(name, path)
-
-    remote.bucket.upload = slow_upload
-    upload(remote, here, steps, 2, seconds=0.1)
-    assert len(names_tried) > 5 and list(remote.manifests()) == [2]
 
 
 def test_a_newest_step_without_one_of_its_files_ends_the_run(remote, steps, here):

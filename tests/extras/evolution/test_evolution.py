@@ -1,26 +1,16 @@
-"""What self-play asked in two small recorded runs: parts, near-duplicates, topics, and a solver on each part."""
+"""What self-play asked in two small recorded runs: parts, near-duplicates, topics."""
 
 import json
 import pathlib
-import shlex
 import shutil
-import sys
-import tomllib
 
 import pytest
-from judge_server import JudgeServer
-from python_process import ROOT, config_flags
 
-from zeroplay_jax.data import files
 from zeroplay_jax.evaluation import rating
 from zeroplay_jax.evaluation.results import Answered
 from zeroplay_jax.extras.evolution import __main__ as command
 from zeroplay_jax.extras.evolution import questions as asked
 
-BASE = ROOT / 'zeroplay_jax' / 'mini' / 'base'
-SMALL = config_flags('world.train=(0,4) world.evaluation=(0,2) eval.questions=2 progress=False')
-PAPERS = tomllib.loads((ROOT / 'docs' / 'papers.toml').read_text(encoding='utf-8'))
-COMMANDS = sorted({row['command'] for row in PAPERS.values() if 'command' in row})
 RUNS = pathlib.Path(__file__).parents[2] / 'golden' / 'runs'
 
 
@@ -121,29 +111,12 @@ def test_topics_are_named_by_their_words_and_add_up_to_one():
     assert asked.topics([nothing], 2) == {}
 
 
-def test_open_tasks_are_written_with_their_rubrics(tmp_path):
-    rubrics = [{'text': 'Names the river', 'priority': 'essential'}]
-    rubrics.append({'text': 'Names a king', 'priority': 'optional', 'weight': -1})
-    part = asked.Part('a', 1.0, [record(1, 'Describe Lomi.', answers=[], rubrics=rubrics)])
-    (path,) = asked.write_sets([part], tmp_path / 'sets')
-    (task,) = files.open_tasks(str(path))
-    assert task.text == 'Describe Lomi.' and list(task.rubrics) == rubrics
-
-
 def test_searches_are_those_of_solved_questions():
     answered = [Answered(1.0, 3, 0.0, None), Answered(0.0, 9, 0.0, None)]
     figures = asked.solved([*answered, Answered(None, 5, 0.0, None)])
     assert figures['searches'] == 3 and figures['solve rate'] == 0.5
     assert figures['low'] < 0.5 < figures['high']
     assert 'searches' not in asked.solved(answered[1:])
-
-
-def test_ratings_are_counted_and_what_has_none_apart():
-    answered = [Answered(score, 0, 0.0, None) for score in (0.0, 1.0, 1.0, 0.25, None)]
-    figures = asked.rated(answered)
-    assert figures['rating'] == pytest.approx(1 + 4 * 2.25 / 4) and figures['unrated'] == 1
-    assert 1 <= figures['rating low'] < figures['rating'] < figures['rating high'] <= 5
-    assert [figures[f'rated {n}'] for n in range(1, 6)] == [0.25, 0.25, 0, 0, 0.5]
 
 
 @pytest.mark.parametrize(
@@ -163,79 +136,3 @@ def test_ratings_are_counted_and_what_has_none_apart():
 )
 def test_a_rating_is_one_whole_number_at_the_end(reply, number):
     assert rating.parse(reply) == number
-
-
-def test_without_scikit_learn_the_rest_is_shown(run, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, 'sklearn.neighbors', None)
-    assert command.main([str(run)]) == 0
-    captured = capsys.readouterr()
-    assert 'near-duplicates' not in captured.out and 'topics.svg' not in captured.out
-    assert captured.err == (
-        'note: near-duplicates and topics need scikit-learn; pip install scikit-learn\n'
-    )
-
-
-@pytest.mark.parametrize(
-    ('arguments', 'line'),
-    [
-        ('--policy=x', '--policy and --config: give both, or none'),
-        ('--limit=3', '--limit=3: is for a solver; add --policy and --config'),
-        ('--policy=x --config=y --out z', '--out: this command sets it itself; leave it out'),
-        ('--parts=0', "argument --parts: '0' is not possible"),
-    ],
-)
-def test_wrong_arguments_are_refused(run, arguments, line, capsys):
-    assert command.main([str(run), *arguments.split()]) == 2
-    assert capsys.readouterr().err.startswith(f'zeroplay evolution: {line}')
-
-
-def test_a_folder_that_cannot_be_used_is_one_line(run, capsys):
-    (run / 'evolution').write_text('')
-    assert command.main([str(run)]) == 2
-    assert 'evolution: File exists; give a copy of the run' in capsys.readouterr().err
-    there = str(run.rename(run.with_name('a,b')))
-    assert command.main([there, '--policy=x', '--config=y']) == 2
-    assert '--policy needs a path without a comma' in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ('content', 'reason'),
-    [
-        (None, ' (There is no tasks.jsonl: the run has not written it yet.)'),
-        # A set of questions; a rollout.
-        ('{"question": "Who?", "answers": ["a"]}\n' * 2, ' (2 damaged lines of tasks.jsonl'),
-        (json.dumps(record(1, 'Who?', rollout=[1])), ''),
-    ],
-)
-def test_a_run_without_questions_is_refused(content, reason, tmp_path, capsys):
-    """The line names the file, what is wrong with it, and a command that makes a run with questions."""
-    path = tmp_path / 'tasks.jsonl'
-    if content is not None:
-        path.write_text(content)
-    assert command.main([str(tmp_path)]) == 2
-    line = capsys.readouterr().err
-    start = f'zeroplay evolution: {path}: no question that a proposer made{reason}'
-    assert line.startswith(start) and line.count('\n') == 1
-    assert line.endswith('zeroplay train --config=configs/drzero.py:mini --workdir=RUN\n')
-
-
-# A policy is asked where its answers are rated as well.
-LINES = [line for line in COMMANDS if line.startswith('zeroplay evolution ')]
-
-
-@pytest.mark.parametrize('line', [x for x in LINES if '--metric=' in x or '--policy=' not in x])
-def test_the_commands_of_papers_run_on_a_recorded_run(line, run, capsys):
-    texts = {'RUN': str(run), '--policy=POLICY': f'--policy={BASE}', '--limit=2000': '--limit=2'}
-    _, _, *words = [texts.get(word, word) for word in shlex.split(line)]
-    if f'--policy={BASE}' in words:
-        words = [*words, *SMALL, '--limit=2']
-        # Its questions are of the miniature world, whatever system asked them.
-        words = ['--config=configs/drzero.py:mini' if '--config=' in w else w for w in words]
-    with JudgeServer() as judge:
-        if '--metric=rating' in words:
-            words += config_flags(f'judge.kind=endpoint judge.url={judge.url}')
-        assert command.main(words) == 0
-    printed = capsys.readouterr().out
-    assert 'near-duplicates' in printed
-    is_rated = bool(judge.prompts)
-    assert is_rated == ('rated 5' in printed) == (run / 'evolution' / 'rating.svg').exists()

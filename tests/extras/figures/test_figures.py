@@ -1,15 +1,10 @@
 """Named figures of the papers, drawn from small recorded runs and from a run of an earlier version."""
 
-import json
 import pathlib
-import re
-import tomllib
 import xml.etree.ElementTree as ET
 
 import pytest
-import sample_run
 
-from zeroplay_jax.evaluation import statistics
 from zeroplay_jax.extras import drawing, figures
 
 RUNS = pathlib.Path(__file__).parents[2] / 'golden' / 'runs'
@@ -64,52 +59,3 @@ def test_a_line_has_the_values_of_the_log(tmp_path):
     lines = figures._lines_of_run(over_steps, run)
     assert lines['solver/score'] == ([1, 2, 3, 4], [0.1, 0.2, 0.3, 0.4])
     assert lines['rubrics/mean'] == ([0, 4], [0.1, 0.3])
-
-
-def points(root, gid):
-    """The heights of the filled area with an id."""
-    (group,) = [node for node in root.iter(f'{SVG}g') if node.get('id') == gid]
-    path = next(group.iter(f'{SVG}path')).get('d')
-    return [float(y) for _, y in re.findall(r'[ML] (\S+) (\S+)', path)]
-
-
-def test_exact_match_has_its_interval_once_the_run_has_ended(tmp_path):
-    folder = sample_run.write_run(tmp_path / 'a & <b> $x', count=4)
-    summary = json.loads((folder / 'summary.json').read_text())
-    outs = []
-    whole = {'0': {'1': [1, 0, 0, 0]}, '9': {'1': [1, 1, 1, 0]}}
-    for number, evaluations in enumerate([whole, whole, {'0': {'1': []}, '9': [1]}, None]):
-        summary['results']['evaluations'] = evaluations
-        (folder / 'summary.json').write_text(json.dumps(summary))
-        outs.append(tmp_path / f'{number}.svg')
-        assert figures.main(['em', str(folder), '--out', str(outs[-1])]) == 0
-    assert outs[0].read_bytes() == outs[1].read_bytes() and b'<dc:date>' not in outs[0].read_bytes()
-    assert 'em/mean (hops 1, 2)' in texts(outs[0])
-    low, high = statistics.mean_interval([1, 0, 0, 0])[1:]
-    band = points(ET.parse(outs[0]).getroot(), 'band')
-    assert len(band) >= 4 and max(band) - min(band) > 0 < low < high
-    # A file that was edited by hand has no band, nor a run that goes on.
-    assert all(b'id="band"' not in out.read_bytes() for out in outs[2:])
-
-
-@pytest.mark.parametrize(
-    ('figure', 'line'),
-    [
-        ('ssp9', 'ssp9: no such figure; list shows all'),
-        ('scope7', 'run: has none of solver/tool_calls/search, which figure scope7 draws; give'),
-    ],
-)
-def test_a_figure_that_cannot_be_drawn_is_refused(figure, line, tmp_path, capsys):
-    folder = tmp_path / 'run'
-    folder.mkdir()
-    sample_run.write_lines(folder / 'metrics.jsonl', [{'step': 0, 'phase': 'solver', 'loss': 1.0}])
-    assert figures.main([figure, str(folder)]) == 2
-    assert capsys.readouterr().err.startswith(f'zeroplay figures: {line}')
-
-
-def test_every_figure_belongs_to_a_paper():
-    page = pathlib.Path(__file__).parents[3] / 'docs' / 'papers.toml'
-    papers = tomllib.loads(page.read_text(encoding='utf-8'))
-    drawn = {row['report'] for row in papers.values() if 'report' in row}
-    # Beside those of papers: exact match by hops, and what two of theirs turn on.
-    assert drawn == set(NAMES) - {'em', 'piplay_divergence', 'scope_length'}

@@ -1,12 +1,10 @@
 """A graded evaluation from end to end: the built-in policy, the rule, and a judge at a server."""
 
 import json
-import threading
 
 import pytest
 from judge_server import JudgeServer
-from python_process import ROOT, config_flags, finish, kill, start_python
-from run_files import lines
+from python_process import ROOT, config_flags, start_python
 
 from zeroplay_jax.configs import scope
 from zeroplay_jax.configuration.fields import frozen
@@ -90,35 +88,3 @@ def command(tasks, folder, url):
     """
     fields = 'world.train=(0,4) world.evaluation=(0,2) judge.kind=endpoint judge.model=some judge.at_once=2'
     return start_python(*words.split(), *config_flags(fields))
-
-
-@pytest.mark.long
-def test_a_killed_command_ends_as_if_it_had_not_been_killed(tmp_path):
-    path, whole, killed = tmp_path / 'tasks.jsonl', tmp_path / 'whole', tmp_path / 'killed'
-    rubrics = write_tasks(path)
-    with JudgeServer() as server:
-        printed, _ = finish(command(path, whole, server.url))
-        assert len(server.prompts) == rubrics
-    half, is_over = threading.Event(), threading.Event()
-
-    def pause(number):
-        # The reply to this request never arrives.
-        if number == rubrics // 2:
-            half.set()
-            is_over.wait()
-
-    with JudgeServer(pause) as server:
-        running = command(path, killed, server.url)
-        assert half.wait(timeout=120)
-        kill(running)
-        server.pause = lambda number: None
-        is_over.set()
-        before = lines(killed, 'grades.jsonl')
-        assert 0 < len(before) < rubrics and not (killed / 'results.json').exists()
-        resumed, _ = finish(command(path, killed, server.url))
-        # Two requests were in progress at most, and only these were asked again.
-        assert len(server.prompts) <= rubrics + 2
-    assert resumed.splitlines()[-1] == printed.splitlines()[-1]
-    for name in ('results.json', 'results.md', 'answers.jsonl', 'grades.jsonl'):
-        texts = [sorted((run / name).read_text().splitlines()) for run in (whole, killed)]
-        assert texts[0] == texts[1]

@@ -2,7 +2,6 @@
 
 import asyncio
 import collections
-import dataclasses
 import json
 import pathlib
 import types
@@ -197,44 +196,6 @@ def test_verdicts_that_were_not_given_are_neither_met_nor_not_met(tmp_path):
     assert '3 rubrics of 2 tasks have a verdict of both.' in page
 
 
-class BrokenJudge(RuleJudge):
-    """Gives no verdict; `kind` is how it is lost."""
-
-    def __init__(self, kind):
-        super().__init__(list, (1, 5), 0.5)
-        self.kind, self.asked = kind, collections.Counter()
-
-    async def grade(self, identity, task, answer, rubric):
-        await asyncio.sleep(0)
-        self.asked['all'] += 1
-        self.stats['asked'] += 1
-        self._add_failure(self.kind, 'Sorry \ud83d.')
-
-
-@pytest.mark.parametrize(
-    ('kind', 'fix'), [('failed', 'repeats failed requests$'), ('unread', 'remove their lines from')]
-)
-def test_a_judge_without_verdicts_stops_the_evaluation_early(tmp_path, kind, fix):
-    tasks = write_tasks(tmp_path / 'tasks.jsonl', 100)
-    judge = BrokenJudge(kind)
-    with pytest.raises(
-        UserError, match=f'config.judge: 20 of 20 judgements.*Sorry.*{fix}'
-    ) as error:
-        play_all(tmp_path / 'run', tasks, Context(), judge)
-    assert '\n' not in str(error.value) and judge.asked['all'] < 100
-    repaired = StrictJudge()
-    if kind == 'failed':
-        result = play_all(tmp_path / 'run', tasks, Context(), repaired)
-        assert len(repaired.asked) == 3 * 98 and result['judgements']['failed'] == 0
-        return
-    # A reply that could not be read is a reply: it stays until it is removed.
-    with pytest.raises(UserError, match='could not be read'):
-        play_all(tmp_path / 'run', tasks, Context(), repaired)
-    (tmp_path / 'run' / 'grades.jsonl').unlink()
-    play_all(tmp_path / 'run', tasks, Context(), repaired)
-    assert len(repaired.asked) == 3 * 98
-
-
 def test_answers_after_failed_tool_calls_are_recorded_only_if_these_are_rare(tmp_path):
     tasks = write_tasks(tmp_path / 'tasks.jsonl', 40)
     failing = {task.question.text for task in tasks[:20]}
@@ -278,43 +239,6 @@ def test_published_rubrics_keep_their_weights(tmp_path):
     weights = {rubric['text']: rubric.get('weight') for rubric in task.question.rubrics}
     assert list(weights.values()) == [5, -3, 4, None, 2]
     assert [*weights][2:] == ['Cites a study.', 'Does it name risks?', 'Is it short?']
-
-
-def test_a_prompt_that_is_too_long_is_found_before_anything_is_played(tmp_path):
-    tasks = write_tasks(tmp_path / 'tasks.jsonl', 3)
-    long = dataclasses.replace(tasks[1].question, text='x' * 41)
-    tasks[1] = dataclasses.replace(tasks[1], question=long)
-    with pytest.raises(UserError, match='tasks.jsonl, line 2: .* 41 tokens with its prompt, 40 at'):
-        graded.check_prompts(Context(), 'solver', tasks, 'tasks.jsonl')
-
-
-def test_a_rubric_that_the_rule_judge_cannot_read_is_found_before_anything_is_played(tmp_path):
-    path = tmp_path / 'tasks.jsonl'
-    readable = {'task': 'Describe Babin.', 'rubrics': ['State that Babin makes ships.']}
-    mixed = {'task': 'Describe it.', 'rubrics': [*readable['rubrics'], 'Is polite.']}
-    path.write_text('\n'.join(map(json.dumps, (readable, mixed))))
-    tasks = load_tasks(str(path))
-    graded.check_rubrics_of_rule(tasks[:1], 'tasks.jsonl')
-    with pytest.raises(UserError, match=r'tasks.jsonl, line 2: rubric 2 states no fact'):
-        graded.check_rubrics_of_rule(tasks, 'tasks.jsonl')
-
-
-def test_a_damaged_line_of_the_record_is_named(tmp_path):
-    (tmp_path / 'grades.jsonl').write_text('{"judge": "a"}\n')
-    with pytest.raises(UserError, match=r'grades.jsonl, line 1: cannot be read; remove this line'):
-        GradingRecord(tmp_path)
-
-
-def test_the_estimate_counts_what_is_not_recorded(tmp_path):
-    tasks = write_tasks(tmp_path / 'tasks.jsonl', 3)
-    record = GradingRecord(tmp_path)
-    record.add_answers('task 0', (Answer('It is.', 'answer', 1, 0.0, 9),))
-    record.add_answers('task 1', (Answer(None, 'turns', 1, 0.0, 9),))
-    record.add_grade(Judgement('key', 'task 0', 0, 2), Grade(True))
-    estimates = [graded.estimate(tasks, key, record, 1) for key in ('key', 'other')]
-    # Two judgements of the recorded answer, none of the missing one, three of an answer that is to come.
-    expected = {'tasks': 3, 'rollouts': 1}
-    assert estimates == [expected | {'judgements': number} for number in (5, 6)]
 
 
 def test_rubrics_count_by_their_weights(tmp_path):

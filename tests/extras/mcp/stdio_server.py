@@ -2,8 +2,7 @@
 
 The file is JSON: {"tools": […], "results": {tool: result}, "greeting": text, "calls": file of what was asked}.
 A result {"error": …} is an error of the protocol, {"raw": text} what is written as it is, {"exit": status} the end of
-the process. {"pages": true} answers every list of tools with a further cursor, {"pages": {cursor: names, next cursor}}
-with those tools; the first page is that of "first", and null is no cursor.
+the process.
 """
 
 import json
@@ -28,16 +27,7 @@ def result_of(method, parameters):
             'serverInfo': {'name': 'test', 'version': '1'},
         }
     if method == 'tools/list':
-        listing = {'tools': behaviour['tools']}
-        pages = behaviour.get('pages')
-        if isinstance(pages, dict):
-            names, cursor = pages[parameters.get('cursor', 'first')]
-            listing = {'tools': [tool for tool in behaviour['tools'] if tool['name'] in names]}
-            if cursor is not None:
-                listing['nextCursor'] = cursor
-        elif pages:
-            listing['nextCursor'] = 'more'
-        return listing
+        return {'tools': behaviour['tools']}
     return None
 
 

@@ -1,18 +1,13 @@
 """Tools of a real MCP server in another process, which is slow, raises, dies and comes back."""
 
 import concurrent.futures
-import socket
-import sys
 import time
 
 import pytest
 from mcp_process import Server
 
-from zeroplay_jax.configs import common
 from zeroplay_jax.extras.mcp import tools as mcp_tools
-from zeroplay_jax.tools import registry
 from zeroplay_jax.tools.base import Invocation
-from zeroplay_jax.types import UserError
 
 pytest.importorskip('mcp')
 SECONDS = 3.0  # time limit of a call
@@ -74,35 +69,3 @@ def test_a_server_that_dies_in_the_middle_of_a_call(server, tools):
         assert [error for _, error in add(tools, (1, 1), (2, 2))] == ['failed', 'failed']
     server.start()
     assert add(tools, (1, 1), (2, 2)) == [('2', None), ('4', None)]
-
-
-@pytest.mark.parametrize('listens', [False, True])
-def test_a_server_that_does_not_answer_is_one_line(listens):
-    with socket.socket() as silent:
-        silent.bind(('127.0.0.1', 0))
-        if listens:
-            silent.listen()
-        url = f'http://127.0.0.1:{silent.getsockname()[1]}/mcp'
-        started = time.monotonic()
-        with pytest.raises(UserError) as caught:
-            mcp_tools.list_tools(url, 1.0)
-        assert time.monotonic() - started < 30
-    text = str(caught.value)
-    assert text.startswith(f'config.tools.mcp_servers={url}: the MCP server does not answer (')
-    assert '\n' not in text
-
-
-def test_a_missing_package_is_one_line(monkeypatch):
-    monkeypatch.setitem(sys.modules, 'mcp', None)
-    with pytest.raises(UserError, match='pip install mcp'):
-        mcp_tools.list_tools('http://127.0.0.1:1/mcp', 1.0)
-
-
-def test_a_config_has_the_servers_tools_beside_others(server):
-    config = common.get_config()
-    config.tools.update(
-        names=('examples.calculator.tool:Calculator', 'mcp'),
-        mcp_servers=server.url,
-        mcp_seconds=SECONDS,
-    )
-    assert list(registry.build_tools(config, None)) == ['calculator', 'add', 'refuse', 'wait']

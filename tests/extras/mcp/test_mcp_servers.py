@@ -215,29 +215,3 @@ def test_tools_of_two_servers_with_one_name_are_refused_with_both(process, opene
     servers = {name: process({'search': text_result('x')}) for name in ('one', 'two')}
     with pytest.raises(UserError, match="server 'two': its tool 'search' .* server 'one'.*prefix"):
         opened(**servers)
-
-
-def test_a_list_without_an_end_is_one_line(process, opened):
-    tools = [{'name': str(number)} for number in range(2_000)]
-    with pytest.raises(UserError, match='list of tools has no end'):
-        opened(a=process({}, tools=tools, pages=True))
-
-
-@pytest.mark.fault('nov29-B10', 'an empty cursor that names a page, and one that means the end')
-@pytest.mark.parametrize(
-    'pages',
-    [
-        {'first': ['ab', ''], '': ['c', None]},
-        {'first': ['ab', 'next'], 'next': ['c', ''], '': ['ab', 'next']},
-    ],
-)
-def test_an_empty_cursor_is_a_page_or_the_end(process, opened, pages):
-    results = {name: text_result(name) for name in 'abc'}
-    assert list(opened(a=process(results, pages=pages))) == list('abc')
-
-
-def test_a_command_that_does_not_begin_in_time_is_told_from_a_wrong_one(tmp_path):
-    server = {'command': 'sleep', 'args': ['60']}
-    (tmp_path / 'mcp.json').write_text(json.dumps({'mcpServers': {'a': server}}))
-    with pytest.raises(UserError, match='once by hand, or raise config.tools.mcp_seconds'):
-        mcp_tools.list_tools(str(tmp_path / 'mcp.json'), 0.5)

@@ -1,4 +1,4 @@
-"""A model at an OpenAI-compatible server as the policy: a scripted server, real tools, and the table with it."""
+"""A model at an OpenAI-compatible server as the policy: a scripted server and real tools."""
 
 import contextlib
 import json
@@ -8,12 +8,8 @@ import pytest
 from judge_server import ChatServer
 from trajectories import ASKS_SOLVER
 
-from zeroplay_jax import ask
-from zeroplay_jax import session as sessions
-from zeroplay_jax.configs import common, quickstart
-from zeroplay_jax.configuration import rules
+from zeroplay_jax.configs import common
 from zeroplay_jax.evaluation import answering
-from zeroplay_jax.evaluation.render import Printer
 from zeroplay_jax.evaluation.results import SetResults
 from zeroplay_jax.extras.served_policy import MOST_FAILURES, ServedModel
 from zeroplay_jax.rollout.call_syntax import FunctionSyntax
@@ -21,7 +17,7 @@ from zeroplay_jax.rollout.environment import Environment, Limits
 from zeroplay_jax.rollout.prompts import select
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.tokens import open_codec
-from zeroplay_jax.run import build, policy_settings
+from zeroplay_jax.run import build
 from zeroplay_jax.selfplay.answers import final_answer
 from zeroplay_jax.selfplay.context import Role, RolloutContext
 from zeroplay_jax.settings.kinds import ENGLISH_CHECKPOINT
@@ -240,16 +236,6 @@ def test_other_endings_are_no_answers(serve, replies, finish, options):
     assert context.model.summary().endswith(', full does') == (finish == 'eos')
 
 
-def test_samples_and_ways_of_answering(serve):
-    server = serve(lambda body: text('<answer>Bob</answer>'))
-    (result,), _, rollouts = play(server, samples=3)
-    assert result.samples == (1.0,) * 3 and server.bodies[0]['temperature'] == 0.7
-    assert [rollout.identity for rollout in rollouts] == [(0, 0, n) for n in range(3)]
-    (result,), _, _ = play(server, way='retrieve')
-    assert result.searches == 1 and 'tools' not in server.bodies[-1]
-    assert 'forged' in server.bodies[-1]['messages'][0]['content']
-
-
 @pytest.mark.parametrize(
     'reply, line',
     [
@@ -299,20 +285,6 @@ def test_answers_that_fail_are_counted_and_stop_the_command(serve):
         play(server, good, *[bad] * MOST_FAILURES, changes=one_at_once)
 
 
-def test_an_answer_is_one_call_of_the_policy_whatever_thoughts_it_has(serve):
-    def reply(body):
-        prompt = body['messages'][0]['content']
-        if 'Duvo' not in prompt:
-            return text('It lies in Duvo. More.')
-        return (500, b'{}') if 'This fails' in prompt else text('<answer>Bob</answer>')
-
-    questions = QUESTION, Question('This fails.', ('Bob',))
-    one_at_once = {'judge.at_once': 1}
-    results, context, _ = play(serve(reply), *questions, way='interleave', changes=one_at_once)
-    assert [(result.score, result.searches) for result in results] == [(1.0, 2), (None, 2)]
-    assert context.scheduler.workers.answers == {'calls': 2, 'failed': 1}
-
-
 def test_keys_stay_with_their_servers(serve, monkeypatch):
     monkeypatch.setenv('OPENAI_API_KEY', 'first')
     monkeypatch.setenv('POLICY_API_KEY', 'second')
@@ -321,34 +293,6 @@ def test_keys_stay_with_their_servers(serve, monkeypatch):
     play(server, changes={'judge.kind': 'endpoint'})
     play(server, changes={'judge.kind': 'endpoint', 'judge.url': server.address[: -len('#model')]})
     assert server.keys == ['Bearer first', 'Bearer second', 'Bearer first']
-
-
-def test_a_request_has_the_fields_of_the_config(serve):
-    server = serve(lambda body: text('<answer>Bob</answer>'))
-    request = '{"max_completion_tokens": 9, "temperature": null, "reasoning_effort": "low"}'
-    play(server, changes={'policy.request': request})
-    (body,) = server.bodies
-    assert body['reasoning_effort'] == 'low' and not {'temperature', 'max_tokens'} & body.keys()
-
-
-@pytest.mark.parametrize(
-    'changes, line',
-    [
-        ({'policy.path': 'http://x/v1'}, 'names no model; write it behind #, as in http'),
-        (
-            {'policy.path': 'http://me:secret@x/v1#m'},
-            'must hold no password or key; set OPENAI_API_KEY',
-        ),
-        ({'policy.path': 'http://x/v1#m'}, 'a server has no weights to train'),
-        ({'policy.request': '{"a": 1}'}, 'only a server reads it'),
-    ],
-)
-def test_what_cannot_be_is_refused(changes, line):
-    config = quickstart.get_config()
-    config.update_from_flattened_dict(changes)
-    with pytest.raises(UserError, match=line) as error:
-        rules.check(config)
-    assert 'secret' not in str(error.value)
 
 
 def small(config):
@@ -375,20 +319,3 @@ def test_an_evaluation_asks_it_and_loads_no_weights(serve):
     )
     assert [result.searches for result in answered] == [1, 1]
     run.check_and_reset_failures()
-
-
-def test_asking_shows_the_rollout_and_failures(serve, capsys):
-    replies = [search('Rapon'), text('<think>so</think><answer>Lomi\x1b[2J</answer>')]
-    server = serve(lambda body: replies.pop(0) if replies else (500, b'no'))
-    config = small(policy_settings.settings(server.address))
-    session = sessions.Session(config, server.address, Printer(False))
-    assert ask._answer([session], 'Where was Rapon born?')
-    shown = capsys.readouterr().out
-    assert 'search    Rapon' in shown and '  [1]' in shown and 'answer    Lomi\\x1b[2J' in shown
-    assert not ask._answer([session], 'Where was Rapon born?')
-    assert 'the model does not answer (status 500' in capsys.readouterr().err
-    replies += [text('<answer>Lomi</answer>')]
-    session.as_json = True
-    assert ask._answer([session], 'Where was Rapon born?')
-    record = json.loads(capsys.readouterr().out)
-    assert (record['answer'], record['policy']) == ('Lomi', server.address)
