@@ -2,14 +2,11 @@
 
 import example_runs
 import numpy as np
-import pytest
 import run_library
-from nat.atif import Trajectory
 from run_files import lines
 
 from examples.folding import recipe
 from examples.turn_credit.recipe import evidence_gains
-from zeroplay_jax import export
 from zeroplay_jax.types import ToolCall, Turn
 from zeroplay_jax.types import Trajectory as Rollout
 
@@ -54,20 +51,3 @@ def test_a_search_earns_what_it_adds():
     rollout = Rollout(empty, empty, empty, turns, 'answer', 'w', 0, (0,))
     gains = evidence_gains(rollout, ('Lomi', 'Lomi City'))
     np.testing.assert_array_equal(gains, [0, np.nan, 1, 0, np.nan])
-
-
-@pytest.mark.fault('nov29-D6', 'export --trajectories of a run whose recipe speaks between turns')
-def test_what_a_recipe_says_between_turns_is_a_step_of_a_user(tmp_path, tmp_path_factory):
-    pytest.importorskip('zeroplay_jax.extras.atif')
-    workdir = run_library.whole('folding', tmp_path_factory)
-    out = tmp_path / 'documents'
-    assert export.main([str(workdir), '--trajectories', '--out', str(out)]) == 0
-    said = []
-    for path in out.iterdir():
-        document = Trajectory.model_validate_json(path.read_text())
-        # The first step is the prompt.
-        said += [step.message for step in document.steps[1:] if step.source == 'user']
-        observed = [step.observation for step in document.steps if step.observation]
-        contents = [result.content for each in observed for result in each.results]
-        assert not any('<|im_' in text or recipe.SUM_UP in text for text in contents)
-    assert set(said) == {recipe.SUM_UP, recipe.GO_ON}
