@@ -49,10 +49,14 @@ def test_a_small_run_has_its_files_and_its_tasks(name):
     assert all(task.payload for _, task in tasks)
 
 
+RUBRICS = ''.join(f'<rubric priority="critical">Names {part}.</rubric>' for part in 'abc')
+
+
 def verdict(body):
-    return {
-        'content': '<think>so</think><score>1</score><rubrics><rubric>Names it.</rubric></rubrics>'
-    }
+    """What every judge writes: rubrics where it is asked for them, otherwise an answer and a score."""
+    if '<rubrics>' in body['messages'][0]['content']:
+        return {'content': f'<rubrics>{RUBRICS}</rubrics>'}
+    return {'content': '<answer>Paris</answer>\n<score>1</score>'}
 
 
 @pytest.mark.long

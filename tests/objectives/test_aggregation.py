@@ -3,6 +3,7 @@ import pytest
 from batches import ARRAYS, LOSSES, MODES, SEQUENCE_MODES, close, packed, run, weights
 
 from zeroplay_jax.objectives import aggregation
+from zeroplay_jax.objectives.losses import POLICY_LOSSES
 
 
 @pytest.mark.parametrize('name', LOSSES)
@@ -35,7 +36,7 @@ def test_a_sum_is_weighted_and_skips_weight_zero():
     assert aggregation.aggregate(values, weight) == 0.25 + 6.0 + 2.0 + 1.0
 
 
-@pytest.mark.parametrize('name', ['token_pg', 'sequence_pg', 'geometric_pg', 'reinforce', 'cispo'])
+@pytest.mark.parametrize('name', POLICY_LOSSES)
 @pytest.mark.parametrize('mode', SEQUENCE_MODES)
 def test_parts_with_the_denominator_of_the_whole_are_its_parts(batch, mode, name):
     """As on several hosts, or where rollouts without an advantage are left out."""
