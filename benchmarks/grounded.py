@@ -25,7 +25,7 @@ def checked(proposal, seed):
     """Returns the proposal, rejected if it is ungrounded."""
     if proposal.rejected or is_grounded(proposal, seed):
         return proposal
-    return dataclasses.replace(proposal, rejected='ungrounded')
+    return dataclasses.replace(proposal, rejected='ungrounded', earns_form=False)
 
 
 def is_grounded(proposal, seed):

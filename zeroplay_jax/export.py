@@ -2,19 +2,16 @@
 
     zeroplay export runs/mini --out exported
     zeroplay export runs/mini --best --out exported
-    zeroplay export runs/mini --trajectories --out rollouts
 
 Takes the newest checkpoint, or with --best that of the best evaluation (config.checkpoint.best). Needs no accelerator.
 Every folder has a model card: base, recipe, prompts, stop strings and how to run it.
 The folders can be asked (zeroplay ask --policy exported/solver --index …), evaluated and trained on.
-With --trajectories: the logged rollouts as ATIF documents, a JSON file each.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import logging
 import os
 import pathlib
@@ -27,15 +24,11 @@ from typing import TYPE_CHECKING
 from ml_collections import ConfigDict
 from safetensors import SafetensorError
 
-import zeroplay_jax
 from zeroplay_jax.configuration.fields import read_stored_config
 from zeroplay_jax.configuration.places import fetch_model
-from zeroplay_jax.evaluation.report_builder import read_lines
-from zeroplay_jax.extras import load_extra
 from zeroplay_jax.retrieval.command import Parser, exit_status, show_messages
 from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.runtime import signals
-from zeroplay_jax.runtime.disk import write_text
 from zeroplay_jax.runtime.workdir import local_run
 from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT
 from zeroplay_jax.types import UserError
@@ -48,7 +41,6 @@ if TYPE_CHECKING:
 EXAMPLES = """examples:
   zeroplay export runs/mini --out exported
   zeroplay export runs/mini --best --out exported
-  zeroplay export runs/mini --trajectories --out rollouts
 """
 
 
@@ -61,10 +53,6 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(argv: list[str] | None) -> None:
     arguments = _parser().parse_args(argv)
-    if arguments.trajectories:
-        count = export_trajectories(local_run(arguments.workdir), arguments.out)
-        print(f'{arguments.out}: {count} rollouts')
-        return
     checkpoints = 'best' if arguments.best else 'checkpoints'
     workdir = local_run(arguments.workdir, checkpoints)
     for path in export(workdir, arguments.out, arguments.best):
@@ -86,14 +74,10 @@ def _parser() -> Parser:
         type=pathlib.Path,
         required=True,
         metavar='FOLDER',
-        help='gets a folder for each set of weights, such as FOLDER/solver, or a file for each rollout',
+        help='gets a folder for each set of weights, such as FOLDER/solver',
     )
-    kinds = parser.add_mutually_exclusive_group()
-    kinds.add_argument(
+    parser.add_argument(
         '--best', action='store_true', help='the best evaluation instead of the last step'
-    )
-    kinds.add_argument(
-        '--trajectories', action='store_true', help='the logged rollouts as ATIF documents instead'
     )
     return parser
 
@@ -174,35 +158,6 @@ def _export(
             shutil.rmtree(folder, ignore_errors=True)
         raise
     return folders
-
-
-def export_trajectories(workdir: pathlib.Path, out: pathlib.Path) -> int:
-    """Writes an ATIF document for each logged rollout of a run, in the order of the log; returns how many.
-
-    Raises:
-      UserError: the folder has no logged rollouts, or `out` exists or cannot be written.
-    """
-    log = workdir / 'trajectories.jsonl'
-    records = read_lines(log, [])
-    if not records:
-        raise UserError(f'{log}: has no rollouts; pass the workdir of a run that logs some')
-    if out.exists():
-        raise UserError(f'{out}: exists already; choose another --out or remove it')
-    atif = load_extra('atif')
-    recorded = run_record.read(workdir)
-    tools = (recorded.tools if recorded else None) or {}
-    with _output_errors(out):
-        out.mkdir(parents=True)
-        try:
-            for number, record in enumerate(records):
-                role_tools = tools.get(record['role'], {})
-                document = atif.to_document(record, role_tools, number, zeroplay_jax.__version__)
-                text = json.dumps(document, ensure_ascii=False, indent=1)
-                write_text(out / f'{document["trajectory_id"]}.json', f'{text}\n')
-        except BaseException:
-            shutil.rmtree(out, ignore_errors=True)
-            raise
-    return len(records)
 
 
 def _load_base(config: ConfigDict, start: pathlib.Path) -> FrozenBase:

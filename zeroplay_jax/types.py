@@ -177,7 +177,6 @@ class Turn:
       start, stop: its sampled tokens are those of that context from `start` up to and without `stop`; 0 and 0 where
         nothing recorded them.
       temperature: with which they were sampled.
-      note: message of a user behind the turn, of a recipe or an environment (`RolloutContext.go_on(note=…)`).
     """
 
     text: str
@@ -187,7 +186,6 @@ class Turn:
     start: int = 0
     stop: int = 0
     temperature: float = 1.0
-    note: str = ''
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,6 +7,7 @@ import tiny
 from updates import DISTILS, close, config_of, gradient, make_rows, other, taught_rows, thinking
 
 from zeroplay_jax.learner.batch import pack
+from zeroplay_jax.objectives.losses import POLICY_LOSSES
 from zeroplay_jax.policy import adapters, hf
 from zeroplay_jax.settings.schema import LINEARS
 
@@ -99,7 +100,7 @@ MESHES = [(1, 2, 1), (1, 1, 2), (1, 4, 1), (1, 8, 1), (8, 1, 1)]
 
 @pytest.mark.long
 @pytest.mark.parametrize('mesh', MESHES, ids=str)
-@pytest.mark.parametrize('name', ['reinforce', 'cispo', 'geometric_pg'])
+@pytest.mark.parametrize('name', POLICY_LOSSES)
 def test_every_mesh_and_loss(policy, name, mesh):
     case = loss_of(name, SEQUENCE_MEAN)(policy, None)
     expected = arranged(case, micro_rows=16, tokens=27, teacher_tokens=0)

@@ -8,6 +8,7 @@ import numpy as np
 
 from zeroplay_jax.objectives import aggregation, corrections
 from zeroplay_jax.objectives import policy_gradient as pg
+from zeroplay_jax.objectives.losses import POLICY_LOSSES
 
 SEQUENCE_MODES = ('token', 'seq_mean_token_mean', 'seq_mean_token_sum')
 MODES = (*SEQUENCE_MODES, 'constant')
@@ -30,11 +31,9 @@ def _importance(level):
 
 # Every per-token loss as f(logp, old_logp, advantage, mask, segment) -> (per_token, stats).
 LOSSES = {
-    'token_pg': lambda p, o, a, m, s: pg.token_pg(p, o, a, m, dual_clip=3.0, **CLIPS),
-    'sequence_pg': lambda p, o, a, m, s: pg.sequence_pg(p, o, a, m, s, **CLIPS),
-    'geometric_pg': lambda p, o, a, m, s: pg.geometric_pg(p, o, a, m, s, **CLIPS),
-    'reinforce': pg.reinforce,
-    'cispo': lambda p, o, a, m, s: pg.cispo(p, o, a, m, s, **CLIPS),
+    **{
+        name: functools.partial(getattr(pg, name), dual_clip=3.0, **CLIPS) for name in POLICY_LOSSES
+    },
     'entropy_bonus': lambda p, o, a, m, s: corrections.entropy_bonus(p, m),
     'importance_token': _importance('token'),
     'importance_sequence': _importance('sequence'),

@@ -20,6 +20,7 @@ from batches import (
 
 from zeroplay_jax.objectives import aggregation
 from zeroplay_jax.objectives import policy_gradient as pg
+from zeroplay_jax.objectives.losses import POLICY_LOSSES
 
 GOLDEN_MODES = {
     'token': 'token-mean',
@@ -175,7 +176,7 @@ def reference(name, batch, mode, logp=None):
 
 
 @pytest.mark.parametrize('mode', SEQUENCE_MODES)
-@pytest.mark.parametrize('name', REFERENCES)
+@pytest.mark.parametrize('name', POLICY_LOSSES)
 def test_value_and_gradient_match_float64(batch, name, mode):
     value, gradient, _ = run(name, batch, weights(batch, mode))
     close(value, reference(name, batch, mode))
@@ -184,7 +185,7 @@ def test_value_and_gradient_match_float64(batch, name, mode):
     # The weights of CISPO are constants of its gradient, which has a test of its own.
     if name == 'cispo':
         return
-    if mode == 'seq_mean_token_mean' or name in ('token_pg', 'reinforce'):
+    if mode == 'seq_mean_token_mean' or POLICY_LOSSES[name].elementwise:
         close(gradient, differences(lambda logp: reference(name, batch, mode, logp), batch['logp']))
 
 
@@ -231,7 +232,7 @@ def test_other_dual_clips_match_float64(batch, dual_clip):
 
 
 @pytest.mark.parametrize('mode', SEQUENCE_MODES)
-@pytest.mark.parametrize('name', ['token_pg', 'sequence_pg', 'geometric_pg', 'cispo'])
+@pytest.mark.parametrize('name', [name for name in POLICY_LOSSES if POLICY_LOSSES[name].uses_ratio])
 def test_ratio_one_has_the_gradient_of_reinforce(batch, name, mode):
     batch['old_logp'] = batch['logp']
     weight = weights(batch, mode)

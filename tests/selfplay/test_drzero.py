@@ -289,3 +289,9 @@ def test_a_grounded_question_is_answered_by_what_its_proposer_read(changes, hops
     document = SeedDocument(*PASSAGES[0], hops)
     read = proposing.read_proposal(proposal(**changes), document)
     assert grounded.checked(read, document).rejected == reason
+
+
+def test_an_ungrounded_question_earns_nothing_and_its_form_is_valid(monkeypatch):
+    monkeypatch.setitem(globals(), 'Recipe', grounded.Recipe)
+    (row,), asked = propose(document=SeedDocument(*PASSAGES[0], 3))
+    assert (row.reward, row.info.valid, len(asked)) == (0, True, 1)

@@ -1,13 +1,17 @@
 """Steps that train nothing are counted, with their reasons, by the policy that learnt nothing."""
 
 import collections
+import inspect
 import json
+import re
 import types
 
 import pytest
+from python_process import ROOT
 from test_engine import make, play, policy  # noqa: F401 - a fixture
 
-from zeroplay_jax.run.outcome import learning_summary, remedy, stop_line
+from zeroplay_jax.run.outcome import _REMEDIES, learning_summary, remedy, stop_line
+from zeroplay_jax.selfplay.metrics import invalid_reason
 from zeroplay_jax.selfplay.records import LearningRecord, shares_text
 from zeroplay_jax.selfplay.schedule import Phase, Step
 from zeroplay_jax.selfplay.update import RolePlan
@@ -23,6 +27,13 @@ def test_with_a_value_network_a_step_teaches_if_a_token_has_an_advantage(has_tok
     # The norm may be that of a KL term alone.
     plan.add(0, {'gradient_norm': (0.1, 1.0)})
     assert plan.learnt == has_token_advantages
+
+
+def test_every_reason_has_a_remedy_and_a_row_on_the_page():
+    reasons = re.findall(r"return '(\w+)'", inspect.getsource(invalid_reason))
+    page = (ROOT / 'docs' / 'learning-nothing.md').read_text()
+    assert reasons and _REMEDIES.keys() >= {*reasons}
+    assert [reason for reason in _REMEDIES if f'`{reason}`' not in page] == []
 
 
 def training_step(index, steps=4):

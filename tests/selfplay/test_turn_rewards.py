@@ -16,6 +16,7 @@ from zeroplay_jax.selfplay.records import teaches
 from zeroplay_jax.selfplay.rows import from_bytes, to_bytes
 from zeroplay_jax.selfplay.schedule import Phase, Step
 from zeroplay_jax.selfplay.update import micro_batches
+from zeroplay_jax.settings.rollouts import Rollout
 from zeroplay_jax.types import ENV, POLICY, PROMPT, Outcome, Row, Trajectory, Turn, UserError
 
 NONE = float('nan')
@@ -170,8 +171,8 @@ def test_with_a_value_network_advantages_are_the_returns_of_turns():
 def test_an_infinite_turn_reward_is_as_bad_as_an_infinite_reward():
     good, bad = make_rows()[:2]
     bad.turn_rewards[0] = np.inf
-    assert invalid_reason(good, 'keep', 'drop') is None
-    assert invalid_reason(bad, 'keep', 'drop') == 'nonfinite_reward'
+    assert invalid_reason(good, Rollout()) is None
+    assert invalid_reason(bad, Rollout()) == 'nonfinite_reward'
 
 
 def test_turn_rewards_are_logged_as_their_sum_per_rollout():

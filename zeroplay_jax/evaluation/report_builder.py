@@ -129,10 +129,7 @@ def read_run(workdir: Path, has_trajectories: bool = True) -> dict[str, Any]:
         # The workdir of `make quickstart CORPUS=…` contains that of its run.
         if (workdir / 'run').is_dir():
             fix += f', for example {workdir / "run"}'
-        raise UserError(
-            f'{workdir}: contains none of {", ".join(RUN_FILES)}; {fix}; zeroplay atif shows ATIF '
-            'documents'
-        )
+        raise UserError(f'{workdir}: contains none of {", ".join(RUN_FILES)}; {fix}')
     # A run in progress has no summary yet, and a killed run never gets one: missing files become notes, not errors.
     notes: list[str] = []
     summary = _read_object(

@@ -1,13 +1,16 @@
-"""Shows rollouts of other agents as a page: ATIF documents (Agent Trajectory Interchange Format, Harbor's RFC 0001).
+"""Reads and writes ATIF documents (Agent Trajectory Interchange Format, Harbor's RFC 0001).
 
     zeroplay atif jobs/some
     zeroplay atif trajectory.json --out page.html
+    zeroplay atif runs/mini --documents rollouts
 
-The page is that of a run's rollouts. `zeroplay export --trajectories` writes those of a run as documents.
+Shows documents of other agents as a page, that of a run's rollouts. With --documents: writes the logged rollouts of a
+run as documents, a JSON file each.
 
 A step of the agent is one turn of the policy: the exact text, markup included, the tool call in it, and as observation
 the result, without the chat template's text around it. What a recipe or an environment says between turns is a step of
-a user. The format has no field for rewards; ours stand in `extra`.
+a user. The format has no field for rewards; ours stand in `extra`. The text of the chat template is that of the
+checkpoint which the run began with.
 """
 
 from __future__ import annotations
@@ -16,14 +19,21 @@ import json
 import math
 import pathlib
 import re
+import shutil
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
+import zeroplay_jax
+from zeroplay_jax.configuration.fields import read_stored_config
+from zeroplay_jax.configuration.places import fetch_model
 from zeroplay_jax.evaluation import report_builder
 from zeroplay_jax.retrieval import json_text
 from zeroplay_jax.retrieval.command import Parser, exit_status
+from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.runtime.disk import write_text
+from zeroplay_jax.runtime.workdir import local_run
+from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, is_server
 from zeroplay_jax.types import UserError
 
 # The oldest version that has all fields used here.
@@ -31,7 +41,7 @@ VERSION = 'ATIF-v1.7'
 # Author of a step → author of its text in the report.
 _AUTHORS = {'system': 'prompt', 'user': 'prompt', 'agent': 'policy'}
 # Fields of a record that stand elsewhere in its document.
-_ELSEWHERE = ('segments', 'turns', 'turn_rewards', 'notes', 'run', 'role')
+_ELSEWHERE = ('segments', 'turns', 'turn_rewards', 'run', 'role')
 _DOCUMENT = ('id', 'title', 'score')
 # Also where keys are sorted, this one stands before the steps.
 _MARK = re.compile(rb'"schema_version"\s*:\s*"ATIF-')
@@ -39,8 +49,71 @@ _MARK_WITHIN = 2**16  # bytes
 _QUESTION_LENGTH = 200  # characters of a task that the report shows in its list
 
 
+class Frames(NamedTuple):
+    """What the chat template of a run writes behind a turn.
+
+    Attributes:
+      user: text before and behind a message of a user.
+      result: text before and behind the result of a call; empty where results are no messages.
+      ends: texts of the tokens that may end a turn; one that was sampled stands for the template's own.
+    """
+
+    user: tuple[str, str] = ('', '')
+    result: tuple[str, str] = ('', '')
+    ends: tuple[str, ...] = ()
+
+    def note(self, text: str, said: str, call: dict[str, Any] | None) -> str | None:
+        """Returns the message of a user that stands behind a turn; None if the result of its call stands there.
+
+        Args:
+          text: of the environment.
+          said: text of the turn.
+          call: of the turn.
+        """
+        before, behind = self.user
+        for end in self.ends:
+            if said.endswith(end):
+                before = before.removeprefix(end)
+        # Some templates write results as messages of a user.
+        is_result = call and self.result[0] and text.startswith(self.result[0])
+        if is_result or not before or not text.startswith(before):
+            return None
+        return text.removeprefix(before).removesuffix(behind)
+
+
+def frames_of(workdir: pathlib.Path) -> Frames:
+    """Returns the frames of a run, from the checkpoint that it began with.
+
+    Raises:
+      UserError: the folder is no workdir of a run, or the checkpoint cannot be read.
+    """
+    # They load transformers, which the page does not need.
+    from zeroplay_jax.rollout.call_syntax import syntax_for
+    from zeroplay_jax.rollout.tokens import open_codec
+
+    config = read_stored_config(workdir)
+    if config is None:
+        raise UserError(f'{workdir}: has no {run_record.FILE_NAME}; pass the workdir of a run')
+    if is_server(config.policy.path):
+        return Frames()
+    start = fetch_model('config.policy.path', config.policy.path) or BUILT_IN_CHECKPOINT
+    codec = open_codec(pathlib.Path(start))
+    template = codec.template
+
+    def frame(role: str) -> tuple[str, str]:
+        *_, before, behind = template.layout(('user', 'assistant', role)).between
+        return before, behind
+
+    has_results = syntax_for(config).writes_messages and template.tool_role
+    return Frames(
+        user=frame('user'),
+        result=frame(template.tool_role) if has_results else ('', ''),
+        ends=tuple(codec.decode([token]) for token in codec.eos_ids),
+    )
+
+
 def to_document(
-    record: dict[str, Any], tools: dict[str, Any], number: int, version: str
+    record: dict[str, Any], tools: dict[str, Any], number: int, version: str, frames: Frames
 ) -> dict[str, Any]:
     """Returns the ATIF document of a line of trajectories.jsonl.
 
@@ -49,23 +122,29 @@ def to_document(
       tools: name → recorded description of the tools of its role (run.json).
       number: position of the line in the log.
       version: of this package.
+      frames: of the run.
     """
     steps: list[dict[str, Any]] = []
     calls = iter(record.get('turns') or ())
     turn_rewards = iter(record.get('turn_rewards') or ())
-    notes = iter(record.get('notes') or ())
-    call, call_id, note = None, '', ''
+    call, call_id, said = None, '', ''
     for segment in record['segments']:
         source, text = segment['source'], segment['text']
         if source == 'policy':
-            call, note = next(calls, None), next(notes, '')
+            call, said = next(calls, None), text
             call_id = f'call_{len(steps) + 1}'
             steps.append(_agent_step(text, call, call_id, next(turn_rewards, None)))
-        elif source == 'env' and call_id and not note:
-            results = steps[-1].setdefault('observation', {'results': []})['results']
-            results.append(_result(segment.get('message', text), call, call_id))
-        else:
-            steps.append({'source': 'user', 'message': note or text})
+            continue
+        note: str | None = text
+        if source == 'env' and call_id:
+            note = frames.note(text, said, call)
+        if note is not None:
+            steps.append({'source': 'user', 'message': note})
+            continue
+        results = steps[-1].setdefault('observation', {'results': []})['results']
+        before, behind = frames.result
+        content = text.removeprefix(before).removesuffix(behind)
+        results.append(_result(content, call, call_id))
     agent = {'name': record['role'], 'version': version}
     if tools:
         functions = [
@@ -115,6 +194,34 @@ def _result(text: str, call: dict[str, Any] | None, call_id: str) -> dict[str, A
         if documents:
             result['extra'] = {'documents': documents}
     return result
+
+
+def write_documents(workdir: pathlib.Path, out: pathlib.Path) -> int:
+    """Writes a document for each logged rollout of a run, in the order of the log; returns how many.
+
+    Raises:
+      UserError: the folder has no logged rollouts, or `out` exists; or as `frames_of`.
+      OSError: `out` cannot be written.
+    """
+    log = workdir / 'trajectories.jsonl'
+    records = report_builder.read_lines(log, [])
+    if not records:
+        raise UserError(f'{log}: has no rollouts; pass the workdir of a run that logs some')
+    if out.exists():
+        raise UserError(f'{out}: exists already; choose another folder or remove it')
+    frames = frames_of(workdir)
+    tools = run_record.recorded(workdir).tools or {}
+    out.mkdir(parents=True)
+    try:
+        for number, record in enumerate(records):
+            role_tools = tools.get(record['role'], {})
+            document = to_document(record, role_tools, number, zeroplay_jax.__version__, frames)
+            text = json.dumps(document, ensure_ascii=False, indent=1)
+            write_text(out / f'{document["trajectory_id"]}.json', f'{text}\n')
+    except BaseException:
+        shutil.rmtree(out, ignore_errors=True)
+        raise
+    return len(records)
 
 
 def paths(place: pathlib.Path) -> list[pathlib.Path]:
@@ -261,20 +368,32 @@ def main(argv: list[str] | None = None) -> int:
 def _run(argv: list[str] | None) -> None:
     parser = Parser(prog='zeroplay atif', description=__doc__)
     parser.add_argument(
-        'place', type=pathlib.Path, metavar='PLACE', help='a document, or a folder with some'
+        'place', metavar='PLACE', help='a document, a folder with some, or the workdir of a run'
     )
-    parser.add_argument(
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument(
         '--out', metavar='FILE.html', help='default: report.html in PLACE, or beside it'
     )
+    kinds.add_argument(
+        '--documents',
+        type=pathlib.Path,
+        metavar='FOLDER',
+        help='new folder for the logged rollouts of the run whose workdir is PLACE, a path or gs://bucket/path',
+    )
     arguments = parser.parse_args(argv)
-    place = arguments.place
+    if arguments.documents:
+        count = write_documents(local_run(arguments.place), arguments.documents)
+        print(f'{arguments.documents}: {count} rollouts')
+        return
+    place = pathlib.Path(arguments.place)
     folder = place.parent if place.is_file() else place
     out = report_builder.output_path(arguments.out, '.html') or folder / 'report.html'
     documents = paths(place)
     if not documents:
         raise UserError(f'{place}: has no ATIF document; name one, or a folder with some')
     logged = [row for path in documents for row in read(path)]
-    page = report_builder.page_data(place, logged) | {'documents': len(documents)}
+    shown = {'kind': 'ATIF documents', 'hidden': ['outcome', 'curves', 'config']}
+    page = report_builder.page_data(place, logged) | shown
     write_text(out, report_builder.render([page]))
     print(out)
 

@@ -144,9 +144,9 @@ class Recipe(RecipeBase):
         settings = self.config.reward
         row = proposing.proposal_row('proposer', task, proposal)
         # Parts of the form are rewarded although others are missing, if the score has separate parts; otherwise it is 0
-        # then. An ungrounded proposal earns nothing.
-        is_paid = proposal.rejected != 'ungrounded'
-        row.parts['format'] = settings.format_weight * proposal.format['raw'] * is_paid
+        # then.
+        format_reward = settings.format_weight * proposal.format['raw']
+        row.parts['format'] = format_reward * proposal.earns_form
         row.parts['difficulty'] = 0.0
         if isinstance(measured, str):
             row.info.rejected = measured

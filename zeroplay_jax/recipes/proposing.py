@@ -34,6 +34,7 @@ class Proposal:
       format: Dr. Zero's format score 'raw' and its parts.
       rejected: why the question is not asked (unfinished, no_question, no_answer, leaks_answer, or a recipe's own);
         None if it is.
+      earns_form: whether its form is rewarded. A gate of a recipe may say False; its proposals still count as valid.
     """
 
     trajectory: Trajectory
@@ -41,6 +42,7 @@ class Proposal:
     answer: str | None
     format: dict[str, float]
     rejected: str | None
+    earns_form: bool = True
 
 
 async def propose(
@@ -163,10 +165,10 @@ def proposal_row(role: str, task: Task, proposal: Proposal) -> Row:
     """
     # These are logged only. The part that counts in the reward is called 'format', without a suffix.
     parts = {f'format_{name}': value for name, value in proposal.format.items()}
-    # `valid`: format alone. `rejected`: also set for an unfinished or ungrounded proposal.
+    # `valid`: format alone.
     info = RowInfo(
         question=question_record(task, proposal),
-        valid=proposal.rejected in (None, 'ungrounded'),
+        valid=proposal.rejected is None or not proposal.earns_form,
         rejected=proposal.rejected,
     )
     return Row(role, proposal.trajectory, 0.0, group_of(task.identity), parts, info=info)

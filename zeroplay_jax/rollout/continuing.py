@@ -121,13 +121,10 @@ def note_ids(rollout: Trajectory, env: Environment, note: str) -> Int[np.ndarray
     return ids
 
 
-def replied(rollout: Trajectory, env: Environment, ids: Sequence[int], note: str) -> Trajectory:
+def replied(rollout: Trajectory, env: Environment, ids: Sequence[int]) -> Trajectory:
     """Returns a rollout with an observation or a note behind its context.
 
     With `rollout.drop_thinking` the thoughts of a turn leave the context, as they do while a rollout runs.
-
-    Args:
-      note: recorded with the last turn; '' for an observation.
     """
     if ends_in_turn(rollout):
         start = rollout.starts[-1]
@@ -139,10 +136,8 @@ def replied(rollout: Trajectory, env: Environment, ids: Sequence[int], note: str
             source[:start] = rollout.source[:start]
             rollout = _in_new_context(rollout, tokens, source, rollout.starts)
     added = len(ids)
-    *turns, last = rollout.turns
     return dataclasses.replace(
         rollout,
-        turns=(*turns, dataclasses.replace(last, note=note)),
         tokens=np.concatenate([rollout.tokens, np.asarray(ids, np.int32)]),
         source=np.concatenate([rollout.source, np.full(added, ENV, np.int8)]),
         logp=np.concatenate([rollout.logp, np.zeros(added, np.float32)]),

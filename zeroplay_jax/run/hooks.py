@@ -200,13 +200,9 @@ def _selected(rows: Sequence[Row], limit: int) -> list[Row]:
 
 
 def trajectory_record(recipe: str, context: RolloutContext, step: Step, row: Row) -> Json:
-    """Returns the record of one rollout, with its text in segments of one author each.
-
-    The result of a call that is a message of the chat template also stands without the template's text, as 'message'.
-    """
+    """Returns the record of one rollout, with its text in segments of one author each."""
     trajectory = row.trajectory
-    env = context.roles[row.role].env
-    codec = env.codec
+    codec = context.roles[row.role].env.codec
     question = row.info.question
     teacher_prompt = None
     if row.teacher_prompt is not None:
@@ -218,10 +214,6 @@ def trajectory_record(recipe: str, context: RolloutContext, step: Step, row: Row
     segments = list(text_spans(codec, trajectory))
     for segment in segments:
         del segment['tokens']
-        if env.tools and env.syntax.writes_messages and segment['source'] == 'env':
-            roles = ('user', 'assistant', codec.template.tool_role)
-            *_, before, behind = codec.template.layout(roles).between
-            segment['message'] = segment['text'].removeprefix(before).removesuffix(behind)
     record = {
         'system': recipe,
         'step': step.number,
@@ -244,9 +236,6 @@ def trajectory_record(recipe: str, context: RolloutContext, step: Step, row: Row
         'turns': [_call_record(turn.call) for turn in trajectory.turns],
         'segments': segments,
     }
-    notes = [turn.note for turn in trajectory.turns]
-    if any(notes):
-        record['notes'] = notes
     if row.turn_rewards is not None:
         earned = row.turn_rewards.tolist()
         record['turn_rewards'] = [None if np.isnan(reward) else reward for reward in earned]

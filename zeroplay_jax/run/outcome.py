@@ -43,6 +43,7 @@ _REMEDIES = {
         '(config.rollout.turn_tokens)'
     ),
     NONFINITE_GRADIENT: 'lower config.<role>.learning_rate, or set config.policy.dtype=float32',
+    'nonfinite_reward': 'correct the reward, which is infinite or no number (NaN)',
     'truncated': 'raise config.rollout.turn_tokens or max_turns, or set config.rollout.truncated=keep',
     'tool_failed': 'repair the tool, or set config.rollout.failed=keep',
     'ungraded': 'check the judge (config.judge): it gave no verdicts',

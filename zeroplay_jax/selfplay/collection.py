@@ -223,8 +223,7 @@ class Collector:
             for outcome in outcomes:
                 for row in outcome.rows:
                     # Dropped before `_missing_groups` counts: unusable rows must not fill the batch.
-                    rollout = self.config.rollout
-                    row.drop = row.drop or invalid_reason(row, rollout.truncated, rollout.failed)
+                    row.drop = row.drop or invalid_reason(row, self.config.rollout)
             episodes.outcomes += outcomes
             round_number += 1
             cursor = BatchCursor(

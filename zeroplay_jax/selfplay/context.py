@@ -526,7 +526,7 @@ class RolloutContext:
                 f'rollout {before.identity} has ended, and a turn would follow its last one directly; give a note, '
                 'or keep the turns before'
             )
-        before = continuing.replied(before, env, reply, note)
+        before = continuing.replied(before, env, reply)
         if len(before.tokens) >= self.scheduler.pools[request.weights].context:
             raise TaskDropped('context_full')
         return dataclasses.replace(request, prompt=before.tokens, before=before)

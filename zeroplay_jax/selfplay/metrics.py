@@ -10,6 +10,7 @@ import numpy as np
 
 from zeroplay_jax.objectives.advantages import differ
 from zeroplay_jax.objectives.types import Stats
+from zeroplay_jax.settings.rollouts import Rollout
 from zeroplay_jax.types import ENV, Outcome, Row, Trajectory
 
 # Endings that the policy did not choose.
@@ -165,21 +166,21 @@ def _add_tool_calls(accumulator: _Accumulator, row: Row) -> None:
         accumulator.add(f'tool_calls/{tool}', len(trajectory.calls_of(tool)), weight=0)
 
 
-def invalid_reason(row: Row, truncated: str, failed: str) -> str | None:
+def invalid_reason(row: Row, settings: Rollout) -> str | None:
     """Returns the reason code ('nonfinite_reward', 'tool_failed', 'truncated') of an unusable row; None for others.
 
     Args:
-      truncated: `config.rollout.truncated`; 'drop' excludes rollouts that ended at a limit.
-      failed: `config.rollout.failed`; all but 'keep' exclude rollouts in which a tool failed.
+      settings: `config.rollout`. truncated='drop' excludes rollouts that ended at a limit; every `failed` but 'keep'
+        excludes those in which a tool failed.
     """
     # One NaN would spread to the whole group through its mean.
     has_infinite_turn = row.turn_rewards is not None and bool(np.isinf(row.turn_rewards).any())
     if not math.isfinite(row.reward) or has_infinite_turn:
         return 'nonfinite_reward'
     # The policy would learn from a reward that a broken server decided.
-    if failed != 'keep' and row.trajectory.has_tool_failure:
+    if settings.failed != 'keep' and row.trajectory.has_tool_failure:
         return 'tool_failed'
-    if truncated == 'drop' and row.trajectory.finish in TRUNCATED:
+    if settings.truncated == 'drop' and row.trajectory.finish in TRUNCATED:
         return 'truncated'
     return None
 

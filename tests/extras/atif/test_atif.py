@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import run_library
 import sample_run
 from nat.atif import (
     Agent,
@@ -16,7 +17,7 @@ from nat.atif import (
 )
 from nat.atif.content import ContentPart, ImageSource
 
-from zeroplay_jax import export
+from examples.folding import recipe as folding
 from zeroplay_jax.evaluation.report_builder import page_data, read_lines
 from zeroplay_jax.extras import atif
 
@@ -26,7 +27,7 @@ SCHEMA = {'type': 'object', 'properties': {'query': {'type': 'string'}}}
 @pytest.fixture
 def documents(run, tmp_path):
     out = tmp_path / 'out'
-    assert export.main([str(run), '--trajectories', '--out', str(out)]) == 0
+    assert atif.main([str(run), '--documents', str(out)]) == 0
     return out
 
 
@@ -57,7 +58,7 @@ def test_turn_rewards_errors_and_tools_are_kept(run, tmp_path):
     }
     record |= {'turns': [call], 'turn_rewards': [0.25]}
     tools = {'search': {'description': 'finds', 'parameters': SCHEMA, 'purpose': 'ours alone'}}
-    document = atif.to_document(record, tools, 0, '1')
+    document = atif.to_document(record, tools, 0, '1', atif.Frames())
     Trajectory.model_validate(document)
     (definition,) = document['agent']['tool_definitions']
     assert definition['function'] == {
@@ -151,3 +152,37 @@ def test_documents_of_others_are_read(job):
         shell['info']['agent_model_name'] == 'some/model'
         and shell['info']['total_cost_usd'] == 0.01
     )
+
+
+def test_documents_are_not_written_over_or_out_of_nothing(tmp_path, capsys, run, documents):
+    for words, problem in (
+        ([run, documents], 'exists already; choose another folder'),
+        ([tmp_path, tmp_path / 'new'], 'has no rollouts'),
+    ):
+        assert atif.main([str(words[0]), '--documents', str(words[1])]) == 2
+        assert problem in capsys.readouterr().err
+    assert not (tmp_path / 'new').exists()
+
+
+@pytest.mark.fault('nov29-D6', 'atif --documents of a run whose recipe speaks between turns')
+def test_what_a_recipe_says_between_turns_is_a_step_of_a_user(tmp_path, tmp_path_factory):
+    workdir = run_library.whole('folding', tmp_path_factory)
+    out = tmp_path / 'documents'
+    assert atif.main([str(workdir), '--documents', str(out)]) == 0
+    said = []
+    for path in out.iterdir():
+        document = Trajectory.model_validate_json(path.read_text())
+        # The first step is the prompt.
+        said += [step.message for step in document.steps[1:] if step.source == 'user']
+        observed = [step.observation for step in document.steps if step.observation]
+        contents = [result.content for each in observed for result in each.results]
+        assert not any('<|im_' in text or folding.SUM_UP in text for text in contents)
+    assert set(said) == {folding.SUM_UP, folding.GO_ON}
+
+
+def test_a_message_of_a_user_is_told_from_the_result_of_a_call():
+    frames = atif.Frames(('<e><u>', '<a>'), ('<e><u><r>', '</r><a>'), ('<e>',))
+    call = {'tool': 'search', 'arguments': None, 'error': 'malformed'}
+    assert frames.note('<e><u>go on<a>', 'x', call) == 'go on'
+    assert frames.note('<u>go on<a>', 'x<e>', None) == 'go on'
+    assert frames.note('<e><u><r>found</r><a>', 'x', call) is None

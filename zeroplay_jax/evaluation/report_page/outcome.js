@@ -216,13 +216,10 @@ function factsOf({ summary, metrics }) {
 
 function drawHeader() {
   const names = runs.map(({ name }) => name).join(', ');
-  $('kind').textContent = comparing ? `${runs.length} self-play runs` : 'Self-play run';
-  if (runs.every(({ documents }) => documents)) {
-    $('kind').textContent = 'ATIF documents';
-    for (const id of ['outcome', 'curves', 'config']) {
-      $(id).hidden = true;
-      document.querySelector(`nav a[href="#${id}"]`).hidden = true;
-    }
+  $('kind').textContent = comparing ? `${runs.length} self-play runs` : (runs[0].kind ?? 'Self-play run');
+  for (const id of runs[0].hidden ?? []) {
+    $(id).hidden = true;
+    document.querySelector(`nav a[href="#${id}"]`).hidden = true;
   }
   const origins = runs.map(originOf);
   const shared = origins[0].filter((part) => origins.every((parts) => parts.includes(part)));

@@ -138,10 +138,7 @@ function topicTable(run) {
 
 function drawTopics() {
   const tables = runs.map(topicTable).filter(Boolean);
-  const sentence = runs.every(({ documents }) => documents)
-    ? 'None of these rollouts proposes a question.'
-    : 'No questions have been logged yet.';
-  const empty = el('p', { class: 'muted' }, sentence);
+  const empty = el('p', { class: 'muted' }, 'None of these rollouts proposes a question.');
   $('topics').append(...(tables.length ? tables : [empty]));
 }
 
