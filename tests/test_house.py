@@ -320,7 +320,7 @@ CORPUS = '-m zeroplay_jax.quickstart --corpus'
         ('', f'{MAIN} --workdir=runs/quickstart --config.seed=0'),
         ("'WORKDIR=some where' SEED=7", f"{MAIN} '--workdir=some where' --config.seed=7"),
         # Without a workdir the command chooses one.
-        ('CORPUS=texts', f'{CORPUS} texts --encoder lexical --seed 0'),
+        ('CORPUS=texts', f'{CORPUS} texts --encoder bm25 --seed 0'),
         (
             """ "CORPUS=my 'own' \\"texts\\" (a, b) & c" 'WORKDIR=runs/a b' 'EVAL=the questions.jsonl' ENCODER=bm25
             SEED=7 "ARGS=--config.schedule.hop_ratio='(1,)' --config.solver.steps=1" """,

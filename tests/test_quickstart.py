@@ -50,7 +50,7 @@ def test_every_step_says_what_it_made(played):
     text = done.stdout
     assert '== corpus: 15 of 16 files are English text; 80 passages' in text
     assert '== questions: 78 questions of 6 held-out documents (of 15), 47 passages' in text
-    assert '== index: scann in runs/a b/index' in text
+    assert '== index: bm25 in runs/a b/index' in text
     assert 'Exact match on held-out questions' in text
     assert 'the report is runs/a b/run/report.html' in text
     assert 'warning: the texts: 1 of 16 files are left out: 1 .png' in done.stderr
@@ -66,7 +66,7 @@ def test_the_run_has_a_report_a_policy_and_a_real_index(played):
     is_trained = summary['policies']['solver']['trained']
     assert (workdir / 'run' / 'policy' / 'solver' / 'model.safetensors').is_file() == is_trained
     manifest = folder.verify(workdir / 'index')
-    assert manifest['kind'] == 'scann' and manifest['corpus']['passages'] == 80
+    assert manifest['kind'] == 'bm25' and manifest['corpus']['passages'] == 80
 
 
 def test_training_never_draws_a_held_out_document(played):
@@ -141,7 +141,7 @@ def texts(tmp_path):
 
 def prepare(texts, workdir, *arguments):
     """What `main` does before the run; returns the run's command line."""
-    flags = [f'--corpus={texts}', f'--workdir={workdir}', '--encoder=bm25', *arguments]
+    flags = [f'--corpus={texts}', f'--workdir={workdir}', *arguments]
     return quickstart._prepare(flags)
 
 
@@ -169,7 +169,7 @@ def test_an_interrupted_command_gives_the_same_files(texts, tmp_path, monkeypatc
         with monkeypatch.context() as patch:
             patch.setattr(quickstart, step, interrupt)
             with pytest.raises(SystemExit) as caught:
-                quickstart.main([f'--corpus={texts}', f'--workdir={stopped}', '--encoder=bm25'])
+                quickstart.main([f'--corpus={texts}', f'--workdir={stopped}'])
             assert caught.value.code == 130
     prepare(texts, stopped)
     assert contents(whole) == contents(stopped)
@@ -180,7 +180,7 @@ def test_the_run_has_a_process_of_its_own(texts, tmp_path, monkeypatch):
     """The index was built with the devices of JAX, which a run divides before they exist, and a resumed run has not."""
     replaced = []
     monkeypatch.setattr(os, 'execv', lambda program, words: replaced.extend([program, *words]))
-    quickstart.main([f'--corpus={texts}', f'--workdir={tmp_path}/w', '--encoder=bm25'])
+    quickstart.main([f'--corpus={texts}', f'--workdir={tmp_path}/w'])
     assert replaced[:4] == [sys.executable, sys.executable, '-m', 'zeroplay_jax.main']
     assert f'--workdir={tmp_path}/w/run' in replaced
 
@@ -204,9 +204,9 @@ def test_a_workdir_of_something_else_is_refused(texts, tmp_path, capsys):
     prepare(texts, workdir)
     before = contents(workdir)
     arguments = (f'--corpus={texts}', f'--workdir={workdir}')
-    assert 'was begun with another encoder' in refused(capsys, *arguments)
+    assert 'was begun with another encoder' in refused(capsys, *arguments, '--encoder=lexical')
     (texts / 'saturn.txt').write_text('Saturn\nAnother text.')
-    line = refused(capsys, *arguments, '--encoder=bm25')
+    line = refused(capsys, *arguments)
     assert 'was begun with another corpus' in line
     assert contents(workdir) == before
 

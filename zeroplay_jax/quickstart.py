@@ -69,9 +69,10 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         '--encoder',
-        choices=('lexical', 'bm25'),
-        default='lexical',
-        help='lexical: ScaNN over hashed words; bm25: a BM25 index (lexical)',
+        choices=('bm25', 'minilm', 'lexical'),
+        default='bm25',
+        help='bm25: a BM25 index; ScaNN over vectors: minilm, of a sentence encoder that a package has, or lexical, of '
+        'hashed words (bm25)',
     )
     parser.add_argument('--seed', type=int, default=0, metavar='N', help='seed of the run (0)')
     return parser
@@ -219,11 +220,12 @@ def _make_index(args: argparse.Namespace) -> None:
     with progress.clock('loading libraries'):
         command_line.prepare_process()
         # These imports take seconds, so they follow the checks of the corpus.
-        from zeroplay_jax.retrieval import folder
-        from zeroplay_jax.retrieval.lexical import LexicalEncoder
-    kind, encoder = ('bm25', None) if args.encoder == 'bm25' else ('scann', LexicalEncoder())
-    folder.build(args.workdir / 'corpus.jsonl', out, kind, encoder)
-    _report('index', f'{kind} in {out}')
+        from zeroplay_jax.retrieval import build, folder
+    encoder = None if args.encoder == 'bm25' else build.encoder_named(args.encoder)
+    folder.build(args.workdir / 'corpus.jsonl', out, 'scann' if encoder else 'bm25', encoder)
+    made = folder.read_manifest(out)['parameters']
+    recall = f', recall@3 of exact search {made["recall"]:.3f}' if 'recall' in made else ''
+    _report('index', f'{args.encoder} in {out}{recall}')
 
 
 def _prepare(argv: Sequence[str] | None) -> list[str]:
