@@ -162,6 +162,36 @@ def test_bm25_and_own_questions(texts, tmp_path, capsys):
     assert command[-3:] == ['--config.seed=3', *flags[1:]]
 
 
+def test_other_settings_are_another_run_over_the_same_index(texts, tmp_path):
+    workdir = tmp_path / 'w'
+    runs = []
+    for flags in ((), ('--config.solver.steps=1',), (), ('--seed=1',)):
+        runs.append(prepare(texts, workdir, *flags)[2])
+    assert [run.rpartition('/')[2] for run in runs] == ['run', 'run2', 'run', 'run3']
+
+
+def test_results_of_searches_are_as_long_as_the_passages(texts, tmp_path):
+    workdir = tmp_path / 'w'
+    prepare(texts, workdir)
+    usual = english.get_config(str(workdir))
+    passages = [json.loads(line) for line in (workdir / 'corpus.jsonl').open()]
+    for passage in passages:
+        passage['contents'] += ' zqx' * 100
+    (workdir / 'corpus.jsonl').write_text('\n'.join(map(json.dumps, passages)))
+    longer = english.get_config(str(workdir))
+    assert longer.rollout.observation_tokens >= 3 * 200 > usual.rollout.observation_tokens
+    rules.check(longer, is_training=False)
+
+
+def test_an_evaluation_needs_no_file_of_training(texts, tmp_path):
+    workdir = tmp_path / 'w'
+    prepare(texts, workdir)
+    (workdir / 'documents.jsonl').unlink()
+    flags = (f'--config={ROOT}/configs/english.py:{workdir}', '--config.eval.questions=2')
+    done = run_python('-m', 'zeroplay_jax.evaluate', *flags, cwd=tmp_path, PYTHONPATH=str(ROOT))
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 def test_an_interrupted_command_gives_the_same_files(texts, tmp_path, monkeypatch):
     whole, stopped = tmp_path / 'whole', tmp_path / 'stopped'
     prepare(texts, whole)

@@ -129,8 +129,9 @@ def main(argv: list[str]) -> None:
     changed = command_line.changed_fields(argv[1:])
     # Before anything is downloaded; again when --protocol has set what was not given.
     _refuse_flags(config)
-    # Only the questions of --sets or of the evaluation are asked: other files of the config need not exist.
-    unread = ('inputs.', 'eval.') if _SETS.value else ('inputs.',)
+    # Only the questions of --sets or of the evaluation are asked: other files of the config need not exist. Held-out
+    # passages are hidden from training alone.
+    unread = ('inputs.', 'retrieval.held_out', *(['eval.'] if _SETS.value else []))
     for name, _ in fields.input_paths(config):
         if name.startswith(unread):
             config.update_from_flattened_dict({name: ''})

@@ -48,7 +48,7 @@ _SPLIT_SEED = 0
 # The form of a file, and its compression.
 _SUFFIXES = re.compile(r'(?i)\.\w+(\.(gz|zst|bz2|xz))?$')
 # Raised when the files in a workdir change, so that a workdir of an earlier version is not resumed.
-_FILES_VERSION = 3
+_FILES_VERSION = 4
 
 
 def _parser() -> Parser:
@@ -245,15 +245,24 @@ def _prepare(argv: Sequence[str] | None) -> list[str]:
             args.workdir.rmdir()
         raise
     _make_index(args)
-    command = [
-        'zeroplay_jax.main',
-        f'--config={CONFIGS / _CONFIG}.py:{args.workdir}',
-        f'--workdir={args.workdir / "run"}',
-        f'--config.seed={args.seed}',
-    ]
-    text = f'{args.workdir}; it can be stopped at any time, the same command resumes'
-    _report('self-play', text)
-    return [*command, *run_flags]
+    settings = [f'--config.seed={args.seed}', *run_flags]
+    run = _run_folder(args.workdir, settings)
+    _report('self-play', f'{run}; it can be stopped at any time, the same command resumes')
+    config = f'--config={CONFIGS / _CONFIG}.py:{args.workdir}'
+    return ['zeroplay_jax.main', config, f'--workdir={run}', *settings]
+
+
+def _run_folder(workdir: pathlib.Path, settings: Sequence[str]) -> pathlib.Path:
+    """Returns the folder of the run with these settings: run, run2, …; passages, questions and index serve all."""
+    number = 0
+    while True:
+        number += 1
+        folder = workdir / f'run{number if number > 1 else ""}'
+        record = folder.with_suffix('.json')
+        if not record.exists():
+            disk.write_text(record, json.dumps(settings) + '\n')
+        if json.loads(record.read_text(encoding='utf-8')) == list(settings):
+            return folder
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -14,6 +14,7 @@ from zeroplay_jax.settings.kinds import (
     OPEN_CHECKPOINT,
     PARTS_CHECKPOINT,
 )
+from zeroplay_jax.types import UserError
 
 CLOZE = 'The village was founded by monks in ____.'
 
@@ -43,26 +44,24 @@ def open_session(monkeypatch):
     return open_one
 
 
-def test_the_first_question_without_a_blank_gets_a_note(open_session, capsys):
+def test_a_question_without_a_blank_gets_the_form_that_works(open_session, capsys):
     asked = open_session()
     asked.answer(CLOZE)
-    assert not capsys.readouterr().err
+    assert 'called a tool in its last turn' in capsys.readouterr().out
+    asked.greet()
     for question in ('Who founded the village?', 'Who?'):
-        asked.answer(question)
-    out, err = capsys.readouterr()
-    assert err.count('this policy fills in a blank: ask with a sentence of the texts') == 1
-    assert out.count('called a tool in its last turn') == 2 and 'fills in' not in out
-    open_session().greet()
+        with pytest.raises(UserError, match='this policy fills in a blank: ask with a sentence'):
+            asked.answer(question)
     assert 'asks      this policy fills in a blank' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize('folder', [BUILT_IN_CHECKPOINT, PARTS_CHECKPOINT, OPEN_CHECKPOINT])
-def test_a_policy_of_miniature_worlds_says_what_it_reads(open_session, folder, capsys):
+def test_a_policy_of_miniature_worlds_says_what_it_reads(open_session, folder):
     asked = open_session(folder=folder)
     for question in ('What is the job of the mayor of Fretes?', 'Describe the mayor of Fretes.'):
         assert asked._form.pattern.search(question)
-    asked.answer('Who was Ada Lovelace?')
-    assert 'this policy reads only sentences of the miniature world' in capsys.readouterr().err
+    with pytest.raises(UserError, match='this policy reads only sentences of the miniature world'):
+        asked.answer('Who was Ada Lovelace?')
 
 
 @pytest.mark.parametrize('base', [ENGLISH_CHECKPOINT, BUILT_IN_CHECKPOINT])
