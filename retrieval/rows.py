@@ -88,7 +88,7 @@ def rows(source: pathlib.Path) -> Iterator[tuple[int, Row]]:
         elif suffix == '.tsv':
             yield from _tsv_rows(source)
         else:
-            with _opened(source) as stream:
+            with opened(source) as stream:
                 is_list = stream.read(_HEAD).removeprefix(b'\xef\xbb\xbf').lstrip()[:1] == b'['
             yield from _listed_rows(source) if is_list else _rows_of_lines(source)
     except ImportError:
@@ -109,7 +109,7 @@ def rows(source: pathlib.Path) -> Iterator[tuple[int, Row]]:
 def _lines(source: pathlib.Path) -> Iterator[tuple[int, bytes | Unusable]]:
     """Yields (number from 1, line) of a file but blank lines; an `Unusable` for one longer than `LONGEST_LINE`."""
     number = 0
-    with _opened(source) as stream:
+    with opened(source) as stream:
         while line := stream.readline(LONGEST_LINE + 1):
             number += 1
             # It is told before decoding and parsing, which take several times the memory.
@@ -123,7 +123,7 @@ def _lines(source: pathlib.Path) -> Iterator[tuple[int, bytes | Unusable]]:
                 yield number, line
 
 
-def _opened(source: pathlib.Path) -> Any:
+def opened(source: pathlib.Path) -> Any:
     """Returns the stream of the bytes of a file, unpacked."""
     openers: dict[str, Any] = {
         '.gz': gzip.open,
@@ -142,7 +142,7 @@ def _rows_of_lines(source: pathlib.Path) -> Iterator[tuple[int, Row]]:
 
 def _listed_rows(source: pathlib.Path) -> Iterator[tuple[int, Row]]:
     """Yields (number from 1, row) of a file that is one list, as HotpotQA; of another one, of its lines."""
-    with _opened(source) as stream:
+    with opened(source) as stream:
         content = stream.read()
     try:
         items = json_text.parse(content)

@@ -3,11 +3,11 @@
     zeroplay quickstart --corpus texts --workdir runs/own
     make quickstart CORPUS=texts WORKDIR=runs/own
 
-The corpus is a folder of .txt and .md files, or JSON lines or TSV of passages (retrieval/README.md). Long texts are
-cut into passages. Questions are made of documents that training never reads; --config.eval.file=FILE asks your own
-instead. Passages, index and questions are written into the workdir, the run itself into run/ in it. The same command
-resumes at the step that was interrupted. Further arguments are settings of the run (configs/english.py):
---config.FIELD=VALUE.
+The corpus is a folder of texts (.txt, .md, .html, .rst, also .gz), or JSON lines or TSV of passages (docs/corpus.md).
+Long texts are cut into passages. Questions are made of documents or passages that training never reads;
+--config.eval.file=FILE asks your own instead. Passages, index and questions are written into the workdir, the run into
+run/ in it, one with other settings into run2/. The same command resumes at the step that was interrupted. Further
+arguments are settings of the run (configs/english.py): --config.FIELD=VALUE.
 """
 
 from __future__ import annotations
@@ -194,8 +194,12 @@ def _make_questions(args: argparse.Namespace) -> None:
         files.write_lines(args.workdir / 'questions.jsonl', split.questions)
         # Searches of training leave these passages out (`retrieval.held_out`).
         files.write_lines(args.workdir / 'held_out.jsonl', split.held_out_passages)
+        left_out = args.workdir / 'left_out.json'
+        text = json.dumps(split.sentences_left_out.to_json(), ensure_ascii=False, indent=1)
+        disk.write_text(left_out, text + '\n')
         _report('questions', split)
-        _warn(args.corpus, split.warning)
+        counts = [f'{count} {name}' for name, count in split.sentences_left_out.most_common()]
+        _report('sentences not asked about', f'{", ".join(counts)}; examples in {left_out}')
     # Written last: its existence means that all files are complete.
     files.write_lines(documents_path, split.documents)
 
