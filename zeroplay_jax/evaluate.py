@@ -335,7 +335,14 @@ def _evaluate_held_out(config: Config, run: RunContext) -> None:
     scores['rubrics'] = [row.reward for row in rows if 'rubrics' in row.parts]
     of_metric = answering.scores_by_hop(rows, metric)
     scores[metric.rpartition(':')[2]] = statistics.headline(of_metric)
-    intervals = {name: statistics.mean_interval(one) for name, one in scores.items() if len(one)}
+    documents = answering.documents_by_hop(rows)
+    of_questions: dict[str, Any] = {f'hop{hops}': names for hops, names in documents.items()}
+    of_questions['mean'] = documents
+    intervals = {
+        name: statistics.mean_interval(one, of_questions.get(name))
+        for name, one in scores.items()
+        if len(one)
+    }
     table: list[list[tables.Cell]] = [['', 'score']]
     table += [[name, tables.Figure.of(one)] for name, one in intervals.items()]
     print(tables.write(table, _FORMAT.value))
