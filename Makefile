@@ -2,14 +2,14 @@
 # .venv/bin/zeroplay. Variables:
 #   PYTHON=/path/to/python3   interpreter for .venv (3.11 to 3.13); by default the first one that is found
 #   CORPUS=path               `make quickstart`: a folder of English texts or a file of passages; '': the miniature world
-#   EVAL=file ENCODER=bm25    with CORPUS: questions of your own; another index than ScaNN over hashed words
+#   EVAL=file ENCODER=lexical with CORPUS: questions of your own; another index than BM25
 #   WORKDIR=folder SEED=n     workdir and seed of `make quickstart`
 #   ARGS='--config.FIELD=VALUE …'  further flags of `make quickstart`
 PYTHON ?=
 # With `=` variables of the same name in the shell have no effect; those of the command line do.
 CORPUS =
 EVAL =
-ENCODER = lexical
+ENCODER = bm25
 WORKDIR = $(if $(CORPUS),,runs/quickstart)
 SEED = 0
 ARGS =

@@ -14,12 +14,20 @@ about nor finds one by a search.
 Made for two CPU cores without a GPU.
 """
 
+import itertools
+import json
 import pathlib
+
+import tokenizers
 
 from zeroplay_jax.configs import common
 from zeroplay_jax.data import files
 from zeroplay_jax.extras import load_extra
 from zeroplay_jax.settings.kinds import ENGLISH_CHECKPOINT
+
+# Passages that are measured, and tokens that a result has around each, such as its number.
+_PASSAGES = 5_000
+_AROUND = 12
 
 
 def get_config(folder=''):
@@ -33,8 +41,7 @@ def get_config(folder=''):
     config.cpu_devices = 2
     config.mesh.replica = -1
 
-    # Lengths of English words in the tokens of this checkpoint: two searches of three passages of 50 words fit, and
-    # some of up to 75 words.
+    # Lengths of English words in the tokens of this checkpoint: two searches of three passages of 50 words fit.
     config.tools.top_k = 3
     config.rollout.update(prompt_tokens=256, turn_tokens=224, observation_tokens=400, max_turns=3)
     # On a CPU a decode step would otherwise read all places of a slot, most of them unused.
@@ -57,6 +64,14 @@ def get_config(folder=''):
         inputs = pathlib.Path(folder)
         config.retrieval.path = str(inputs / 'index')
         config.eval.file = str(inputs / 'questions.jsonl')
+        corpus = inputs / 'corpus.jsonl'
+        if corpus.exists():
+            tokens = max(400, config.tools.top_k * _passage_tokens(corpus))
+            config.rollout.observation_tokens = tokens
+            # Two searches fit.
+            room = 2 * (tokens - 400)
+            config.sampler.context += room
+            config.micro.tokens += room
         documents = inputs / 'documents.jsonl'
         config.inputs.documents = str(documents)
         # A corpus in which names connect enough documents also gives documents of two hops.
@@ -67,3 +82,12 @@ def get_config(folder=''):
         if held_out.exists():
             config.retrieval.held_out = str(held_out)
     return config
+
+
+def _passage_tokens(corpus):
+    """Returns the tokens, with those around them, that no more than one in a hundred of the passages exceeds."""
+    tokenizer = tokenizers.Tokenizer.from_file(str(ENGLISH_CHECKPOINT / 'tokenizer.json'))
+    with corpus.open(encoding='utf-8') as file:
+        passages = [json.loads(line)['contents'] for line in itertools.islice(file, _PASSAGES)]
+    lengths = sorted(len(encoding) for encoding in tokenizer.encode_batch(passages))
+    return lengths[int(0.99 * (len(lengths) - 1))] + _AROUND

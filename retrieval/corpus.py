@@ -37,7 +37,7 @@ from .types import split as split
 
 # Cuts folders of texts and long passages into passages. It stands beside this package, which works without it.
 _TEXTS = 'zeroplay_jax.extras.inputs.texts'
-_TEXT_SUFFIXES = ('.txt', '.md')
+TEXT_SUFFIXES = ('.txt', '.md', '.mdx', '.markdown', '.rst', '.html', '.htm', '.xhtml')
 _PASSAGE_SUFFIXES = ('.jsonl', '.json', '.tsv', '.parquet', '.csv')
 # Bad lines that are logged one by one; the total is logged at the end.
 _LOGGED_LINES = 10
@@ -135,11 +135,12 @@ def read(
         raise RetrievalError(f'{source}: texts have no fields; take --fields away')
     if not source.exists():
         raise RetrievalError(
-            f'{source}: no such file or folder; give texts (.txt, .md) or passages (.jsonl){similar_path(source)}'
+            f'{source}: no such file or folder; give texts (.txt, .md, .html, .rst) or passages (.jsonl)'
+            f'{similar_path(source)}'
         )
     if is_text and not files_of(source):
         raise RetrievalError(
-            f'{source}: no .txt or .md file in it; give a folder of unpacked texts, or one file of passages; convert '
+            f'{source}: no text in it (.txt, .md, .html, .rst, also .gz); give one, or one file of passages; convert '
             f'PDF with pdftotext and other documents with pandoc -t plain{similar_path(source)}'
         )
     if is_text:
@@ -166,8 +167,8 @@ def _passages_of_file(
     suffix = suffix_of(source)
     if suffix not in _PASSAGE_SUFFIXES and source.exists():
         raise RetrievalError(
-            f'{source}: unknown format; give .jsonl, .tsv or .parquet, or unpacked texts (.txt, .md): PDF is converted '
-            'by pdftotext, documents of other kinds by pandoc -t plain'
+            f'{source}: unknown format; give .jsonl, .tsv or .parquet, or texts (.txt, .md, .html, .rst): PDF is '
+            'converted by pdftotext, documents of other kinds by pandoc -t plain'
         )
     for number, row in rows(source):
         try:
@@ -200,7 +201,7 @@ def _texts() -> ModuleType:
 
 def holds_texts(source: pathlib.Path) -> bool:
     """Returns whether a source is a folder of texts, or one text."""
-    return source.is_dir() or source.suffix.lower() in _TEXT_SUFFIXES
+    return source.is_dir() or suffix_of(source) in TEXT_SUFFIXES
 
 
 def files_of(source: pathlib.Path) -> list[pathlib.Path]:

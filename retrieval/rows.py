@@ -38,6 +38,8 @@ FIELD_NAMES = {
     'title': ('title',),
 }
 _WIRE = 'contents'
+# Bytes in which the first mark of a file is looked for.
+_HEAD = 1024
 # Names of fields that an error lists.
 _LISTED_FIELDS = 8
 # Rows of a Parquet file that are held in memory.
@@ -86,8 +88,9 @@ def rows(source: pathlib.Path) -> Iterator[tuple[int, Row]]:
         elif suffix == '.tsv':
             yield from _tsv_rows(source)
         else:
-            for number, line in _lines(source):
-                yield number, _json_row(line)
+            with opened(source) as stream:
+                is_list = stream.read(_HEAD).removeprefix(b'\xef\xbb\xbf').lstrip()[:1] == b'['
+            yield from _listed_rows(source) if is_list else _rows_of_lines(source)
     except ImportError:
         raise RetrievalError(
             f'{source}: Parquet and .zst are read by the package pyarrow; pip install pyarrow, or write JSON lines'
@@ -105,15 +108,8 @@ def rows(source: pathlib.Path) -> Iterator[tuple[int, Row]]:
 
 def _lines(source: pathlib.Path) -> Iterator[tuple[int, bytes | Unusable]]:
     """Yields (number from 1, line) of a file but blank lines; an `Unusable` for one longer than `LONGEST_LINE`."""
-    openers: dict[str, Any] = {
-        '.gz': gzip.open,
-        '.bz2': bz2.open,
-        '.xz': lzma.open,
-        '.zst': _open_zstd,
-    }
-    opener = openers.get(source.suffix.lower(), open)
     number = 0
-    with opener(source, 'rb') as stream:
+    with opened(source) as stream:
         while line := stream.readline(LONGEST_LINE + 1):
             number += 1
             # It is told before decoding and parsing, which take several times the memory.
@@ -125,6 +121,36 @@ def _lines(source: pathlib.Path) -> Iterator[tuple[int, bytes | Unusable]]:
                 yield number, Unusable(f'longer than {LONGEST_LINE >> 20} MiB')
             elif line.strip():
                 yield number, line
+
+
+def opened(source: pathlib.Path) -> Any:
+    """Returns the stream of the bytes of a file, unpacked."""
+    openers: dict[str, Any] = {
+        '.gz': gzip.open,
+        '.bz2': bz2.open,
+        '.xz': lzma.open,
+        '.zst': _open_zstd,
+    }
+    return openers.get(source.suffix.lower(), open)(source, 'rb')
+
+
+def _rows_of_lines(source: pathlib.Path) -> Iterator[tuple[int, Row]]:
+    """Yields (line number, row) of JSON lines."""
+    for number, line in _lines(source):
+        yield number, _json_row(line)
+
+
+def _listed_rows(source: pathlib.Path) -> Iterator[tuple[int, Row]]:
+    """Yields (number from 1, row) of a file that is one list, as HotpotQA; of another one, of its lines."""
+    with opened(source) as stream:
+        content = stream.read()
+    try:
+        items = json_text.parse(content)
+    except Unusable:
+        yield from _rows_of_lines(source)
+        return
+    for number, item in enumerate(items, 1):
+        yield number, _json_row(json.dumps(item).encode())
 
 
 def _open_zstd(source: pathlib.Path, mode: str) -> io.BufferedReader:

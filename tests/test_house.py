@@ -3,11 +3,15 @@
 import ast
 import functools
 import graphlib
+import os
 import re
+import shlex
+import shutil
 import subprocess
 import tokenize
 import tomllib
 
+import launch_cases
 import pytest
 from python_process import PIPES, ROOT
 from removed_extras import REMOVED
@@ -239,3 +243,119 @@ def test_no_file_is_unfinished_or_names_a_folder_of_somebodys_machine():
     for path, text in tracked():
         assert not machine.search(text), path
         assert path.suffix == '.json' or not words.search(text), path
+
+
+# Scripts and commands
+
+
+@pytest.fixture
+def clone(tmp_path):
+    """A folder with what a command needs before anything is installed, and a place for fake programs."""
+    shutil.copy(ROOT / 'Makefile', tmp_path)
+    shutil.copytree(ROOT / 'launch', tmp_path / 'launch')
+    shutil.copytree(ROOT / '.ci', tmp_path / '.ci')
+    for path in (ROOT / 'pyproject.toml', *ROOT.glob('requirements*.txt')):
+        shutil.copy(path, tmp_path)
+    (tmp_path / 'bin').mkdir()
+    return tmp_path
+
+
+def fake(clone, program, script):
+    return launch_cases.fake(clone / 'bin', program, script) / program
+
+
+def call(clone, *command):
+    environment = {key: value for key, value in os.environ.items() if not key.startswith('MAKE')}
+    environment['PATH'] = f'{clone / "bin"}:{environment["PATH"]}'
+    return subprocess.run(command, cwd=clone, env=environment, timeout=60, **PIPES)
+
+
+@pytest.mark.parametrize(
+    ('program', 'says', 'line'),
+    [
+        ('python-other', '3.10.14 somewhere venv', 'is 3.10.14'),
+        ('python-other', '3.14.0 somewhere venv', 'needs Python 3.11, 3.12 or 3.13'),
+        ('python-other', '3.12.4 somewhere bare', 'apt-get install python3.12-venv'),
+        ('uname', 'Darwin', 'Linux'),
+        ('uname', '4.4.0-19041-Microsoft', 'WSL2'),
+    ],
+)
+def test_make_refuses_another_python_or_system_in_one_line(clone, program, says, line):
+    # The system is asked for its name with -s, and for its release with -r.
+    script = f'[ "$1" = -{"s" if says == "Darwin" else "r"} ] && echo {says} || echo Linux'
+    fake(clone, program, script if program == 'uname' else f'echo {says}')
+    python = [] if program == 'uname' else [f'PYTHON={clone}/bin/{program}']
+    result = call(clone, 'make', 'quickstart', *python)
+    assert result.returncode != 0 and not (clone / '.venv').exists()
+    (said,) = [x for x in result.stderr.splitlines() if x.startswith('zeroplay_jax: ')]
+    assert line in said
+
+
+def test_make_finds_a_python_by_itself_past_a_broken_name(clone):
+    for program in ('python3.11', 'python3.12'):
+        fake(clone, program, 'exit 127')
+    fake(clone, 'python3.13', 'echo 3.13.1 /opt/python3.13 venv')
+    result = call(clone, 'launch/python.sh')
+    assert result.returncode == 0 and result.stdout.strip() == '/opt/python3.13'
+    assert 'Linux and Python 3.13.1' in result.stderr
+
+
+@pytest.fixture
+def fake_environment(clone):
+    """An environment whose Python writes its arguments, one a line."""
+    programs = clone / '.venv' / 'bin'
+    programs.mkdir(parents=True)
+    launch_cases.fake(programs, 'python', 'for argument; do echo "[$argument]"; done')
+    fake(clone, 'python-check', 'exit 0').replace(clone / 'launch' / 'python.sh')
+    (clone / '.venv' / 'ready').touch()
+    return clone
+
+
+MAIN = '-m zeroplay_jax.main --config=configs/quickstart.py'
+CORPUS = '-m zeroplay_jax.quickstart --corpus'
+
+
+@pytest.mark.parametrize(
+    ('variables', 'words'),
+    [
+        ('', f'{MAIN} --workdir=runs/quickstart --config.seed=0'),
+        ("'WORKDIR=some where' SEED=7", f"{MAIN} '--workdir=some where' --config.seed=7"),
+        # Without a workdir the command chooses one.
+        ('CORPUS=texts', f'{CORPUS} texts --encoder bm25 --seed 0'),
+        (
+            """ "CORPUS=my 'own' \\"texts\\" (a, b) & c" 'WORKDIR=runs/a b' 'EVAL=the questions.jsonl' ENCODER=bm25
+            SEED=7 "ARGS=--config.schedule.hop_ratio='(1,)' --config.solver.steps=1" """,
+            f"""{CORPUS} "my 'own' \\"texts\\" (a, b) & c" --workdir 'runs/a b' '--config.eval.file=the questions.jsonl'
+            --encoder bm25 --seed 7 '--config.schedule.hop_ratio=(1,)' --config.solver.steps=1""",
+        ),
+    ],
+)
+def test_quickstart_passes_its_variables_on_whatever_is_in_them(fake_environment, variables, words):
+    result = call(fake_environment, 'make', 'quickstart', *shlex.split(variables))
+    assert result.returncode == 0, result.stderr
+    called_with = [line[1:-1] for line in result.stdout.splitlines() if line.startswith('[')]
+    assert called_with == shlex.split(words)
+
+
+def test_make_installs_the_command_into_an_environment_of_its_own_folder(fake_environment):
+    environment = fake_environment / '.venv'
+    launch_cases.fake(environment / 'bin', 'pip', '')
+
+    def printed():
+        (environment / 'ready').unlink()
+        return call(fake_environment, 'make', '.venv/ready').stdout
+
+    assert printed().endswith('[--editable]\n[.]\n')
+    environment.rename(fake_environment / 'of_another')
+    environment.symlink_to('of_another')
+    assert printed().endswith('[requirements.txt]\n')
+
+
+def test_continuous_integration_runs_lint_all_tests_and_ten_mutations(fake_environment):
+    fake(fake_environment, 'chromium', 'exit 0')
+    fake(fake_environment, 'make', 'echo "[$*]"')
+    result = call(fake_environment, '.ci/run')
+    words = ['[lint]', '[test]', '[test-world]', '[tests/mutate.py]', '[--draw]', '[10]']
+    assert (result.stdout.split(), result.returncode) == (words, 0)
+    fake(fake_environment, 'make', 'test "$*" = lint || exit 3')
+    assert call(fake_environment, '.ci/run').returncode == 3

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 
 import pytest
 from python_process import PIPES, ROOT, config_flags, run_python
@@ -13,7 +14,6 @@ from zeroplay_jax import quickstart
 from zeroplay_jax.configs import english
 from zeroplay_jax.configuration import rules
 from zeroplay_jax.retrieval import folder
-from zeroplay_jax.retrieval.corpus import split
 from zeroplay_jax.settings.kinds import EXAMPLE_TEXTS
 from zeroplay_jax.types import UserError
 
@@ -41,6 +41,18 @@ def played(tmp_path_factory):
     return place / 'runs' / 'a b', done
 
 
+def test_every_step_says_what_it_made(played):
+    _, done = played
+    text = done.stdout
+    assert '== corpus: 15 of 16 files are English text; 80 passages' in text
+    assert ' questions about 15 documents, of ' in text and '== sentences not asked about: ' in text
+    assert '== index: bm25 in runs/a b/index' in text
+    assert 'Exact match on held-out questions' in text
+    assert 'start: zeroplay_jax/mini/english/base, shown how to fill blanks' in text
+    assert 'the report is runs/a b/run/report.html' in text
+    assert 'warning: the texts: 1 of 16 files are left out: 1 .png' in done.stderr
+
+
 def test_the_run_has_a_report_a_policy_and_a_real_index(played):
     workdir, _ = played
     assert (workdir / 'run' / 'report.html').is_file()
@@ -51,19 +63,16 @@ def test_the_run_has_a_report_a_policy_and_a_real_index(played):
     is_trained = summary['policies']['solver']['trained']
     assert (workdir / 'run' / 'policy' / 'solver' / 'model.safetensors').is_file() == is_trained
     manifest = folder.verify(workdir / 'index')
-    assert manifest['kind'] == 'scann' and manifest['corpus']['passages'] == 80
+    assert manifest['kind'] == 'bm25' and manifest['corpus']['passages'] == 80
 
 
-def test_training_never_draws_a_held_out_document(played):
+def test_training_never_draws_a_held_out_passage(played):
     workdir, _ = played
-    titles = {split(line['contents'])[0] for line in lines(workdir, 'corpus.jsonl')}
-    held_out = {question['title'] for question in lines(workdir, 'questions.jsonl')}
+    ids = {line['id'] for line in lines(workdir, 'corpus.jsonl')}
+    held_out = {line['document_id'] for line in lines(workdir, 'held_out.jsonl')}
     log = (workdir / 'run' / 'tasks.jsonl').read_text()
-    drawn = {title for title in titles if json.dumps(title) in log}
-    prompts = (workdir / 'run' / 'trajectories.jsonl').read_text()
-    assert len(held_out) == 6 and drawn and not drawn & held_out
-    shown = {title for title in titles if f'Document: (Title: {title})' in prompts}
-    assert shown and not shown & held_out
+    drawn = {passage for passage in ids if json.dumps(passage) in log}
+    assert len(held_out) > 15 and drawn and not drawn & held_out
 
 
 def test_training_finds_no_held_out_passage_and_evaluations_do(played):
@@ -113,12 +122,55 @@ def texts(tmp_path):
 
 def prepare(texts, workdir, *arguments):
     """What `main` does before the run; returns the run's command line."""
-    flags = [f'--corpus={texts}', f'--workdir={workdir}', '--encoder=bm25', *arguments]
+    flags = [f'--corpus={texts}', f'--workdir={workdir}', *arguments]
     return quickstart._prepare(flags)
 
 
 def contents(workdir):
     return {path.name: path.read_bytes() for path in workdir.iterdir() if path.is_file()}
+
+
+def test_bm25_and_own_questions(texts, tmp_path, capsys):
+    own = tmp_path / 'own questions.jsonl'
+    own.write_text(json.dumps({'question': 'Who discovered Titan?', 'answer': 'Huygens'}) + '\n')
+    workdir = tmp_path / 'w'
+    flags = ('--seed=3', f'--config.eval.file={own}', '--config.solver.steps=1')
+    command = prepare(texts, workdir, *flags)
+    assert folder.read_manifest(workdir / 'index')['kind'] == 'bm25'
+    # Own questions may be about any document: none is held out.
+    assert not english.get_config(str(workdir)).retrieval.held_out
+    assert 'have no ____' in capsys.readouterr().err
+    assert command[-3:] == ['--config.seed=3', *flags[1:]]
+
+
+def test_other_settings_are_another_run_over_the_same_index(texts, tmp_path):
+    workdir = tmp_path / 'w'
+    runs = []
+    for flags in ((), ('--config.solver.steps=1',), (), ('--seed=1',)):
+        runs.append(prepare(texts, workdir, *flags)[2])
+    assert [run.rpartition('/')[2] for run in runs] == ['run', 'run2', 'run', 'run3']
+
+
+def test_results_of_searches_are_as_long_as_the_passages(texts, tmp_path):
+    workdir = tmp_path / 'w'
+    prepare(texts, workdir)
+    usual = english.get_config(str(workdir))
+    passages = [json.loads(line) for line in (workdir / 'corpus.jsonl').open()]
+    for passage in passages:
+        passage['contents'] += ' zqx' * 100
+    (workdir / 'corpus.jsonl').write_text('\n'.join(map(json.dumps, passages)))
+    longer = english.get_config(str(workdir))
+    assert longer.rollout.observation_tokens >= 3 * 200 > usual.rollout.observation_tokens
+    rules.check(longer, is_training=False)
+
+
+def test_an_evaluation_needs_no_file_of_training(texts, tmp_path):
+    workdir = tmp_path / 'w'
+    prepare(texts, workdir)
+    (workdir / 'documents.jsonl').unlink()
+    flags = (f'--config={ROOT}/configs/english.py:{workdir}', '--config.eval.questions=2')
+    done = run_python('-m', 'zeroplay_jax.evaluate', *flags, cwd=tmp_path, PYTHONPATH=str(ROOT))
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_an_interrupted_command_gives_the_same_files(texts, tmp_path, monkeypatch):
@@ -128,11 +180,20 @@ def test_an_interrupted_command_gives_the_same_files(texts, tmp_path, monkeypatc
         with monkeypatch.context() as patch:
             patch.setattr(quickstart, step, interrupt)
             with pytest.raises(SystemExit) as caught:
-                quickstart.main([f'--corpus={texts}', f'--workdir={stopped}', '--encoder=bm25'])
+                quickstart.main([f'--corpus={texts}', f'--workdir={stopped}'])
             assert caught.value.code == 130
     prepare(texts, stopped)
     assert contents(whole) == contents(stopped)
     assert folder.fingerprint(whole / 'index') == folder.fingerprint(stopped / 'index')
+
+
+def test_the_run_has_a_process_of_its_own(texts, tmp_path, monkeypatch):
+    """The index was built with the devices of JAX, which a run divides before they exist, and a resumed run has not."""
+    replaced = []
+    monkeypatch.setattr(os, 'execv', lambda program, words: replaced.extend([program, *words]))
+    quickstart.main([f'--corpus={texts}', f'--workdir={tmp_path}/w'])
+    assert replaced[:4] == [sys.executable, sys.executable, '-m', 'zeroplay_jax.main']
+    assert f'--workdir={tmp_path}/w/run' in replaced
 
 
 def interrupt(*_):
@@ -154,9 +215,9 @@ def test_a_workdir_of_something_else_is_refused(texts, tmp_path, capsys):
     prepare(texts, workdir)
     before = contents(workdir)
     arguments = (f'--corpus={texts}', f'--workdir={workdir}')
-    assert 'was begun with another encoder' in refused(capsys, *arguments)
+    assert 'was begun with another encoder' in refused(capsys, *arguments, '--encoder=lexical')
     (texts / 'saturn.txt').write_text('Saturn\nAnother text.')
-    line = refused(capsys, *arguments, '--encoder=bm25')
+    line = refused(capsys, *arguments)
     assert 'was begun with another corpus' in line
     assert contents(workdir) == before
 

@@ -89,7 +89,7 @@ def make_files(folder):
         'one': result([1.0, 0.0]),
         'two': result([1.0, 1.0]),
         'longer': result([1.0, 0.0, 0.0]),
-        'elsewhere': result([1.0, 0.0], retrieval='other'),
+        'elsewhere': result([1.0, 0.0], metric='other'),
     }
     for name, content in results.items():
         (folder / f'{name}.json').write_text(json.dumps(content.to_json()))

@@ -12,9 +12,9 @@ it covers the runs, such as seeds, on these questions: Welch's t interval; Stude
 one side is a single file, such as the policy before training; ± is the standard deviation over runs. Results of several
 samples per question have a row each for their mean, with the standard deviation over samples, for the best one (pass@k)
 and for the majority's.
-Results are refused if the retriever, the corpus, the number of passages per query, the metric, the judge, the date, the
-temperature or the numbers of samples or questions differ: their difference would not measure the policy. Other prompts,
-tools or numbers of turns or tokens, which papers compare, are named in a line. Refused are also two results of one run
+Results are refused if the number of passages per query, the metric, the judge, the date, the temperature or the numbers
+of samples or questions differ: their difference would not measure the policy. Another index, other prompts, tools or
+numbers of turns or tokens are named in a line. Refused are also two results of one run
 on a side.
 Runs by their workdirs are compared by `zeroplay report`.
 """

@@ -129,8 +129,9 @@ def main(argv: list[str]) -> None:
     changed = command_line.changed_fields(argv[1:])
     # Before anything is downloaded; again when --protocol has set what was not given.
     _refuse_flags(config)
-    # Only the questions of --sets or of the evaluation are asked: other files of the config need not exist.
-    unread = ('inputs.', 'eval.') if _SETS.value else ('inputs.',)
+    # Only the questions of --sets or of the evaluation are asked: other files of the config need not exist. Held-out
+    # passages are hidden from training alone.
+    unread = ('inputs.', 'retrieval.held_out', *(['eval.'] if _SETS.value else []))
     for name, _ in fields.input_paths(config):
         if name.startswith(unread):
             config.update_from_flattened_dict({name: ''})
@@ -334,7 +335,14 @@ def _evaluate_held_out(config: Config, run: RunContext) -> None:
     scores['rubrics'] = [row.reward for row in rows if 'rubrics' in row.parts]
     of_metric = answering.scores_by_hop(rows, metric)
     scores[metric.rpartition(':')[2]] = statistics.headline(of_metric)
-    intervals = {name: statistics.mean_interval(one) for name, one in scores.items() if len(one)}
+    documents = answering.documents_by_hop(rows)
+    of_questions: dict[str, Any] = {f'hop{hops}': names for hops, names in documents.items()}
+    of_questions['mean'] = documents
+    intervals = {
+        name: statistics.mean_interval(one, of_questions.get(name))
+        for name, one in scores.items()
+        if len(one)
+    }
     table: list[list[tables.Cell]] = [['', 'score']]
     table += [[name, tables.Figure.of(one)] for name, one in intervals.items()]
     print(tables.write(table, _FORMAT.value))

@@ -3,11 +3,11 @@
     zeroplay quickstart --corpus texts --workdir runs/own
     make quickstart CORPUS=texts WORKDIR=runs/own
 
-The corpus is a folder of .txt and .md files, or JSON lines or TSV of passages (retrieval/README.md). Long texts are
-cut into passages. Questions are made of documents that training never reads; --config.eval.file=FILE asks your own
-instead. Passages, index and questions are written into the workdir, the run itself into run/ in it. The same command
-resumes at the step that was interrupted. Further arguments are settings of the run (configs/english.py):
---config.FIELD=VALUE.
+The corpus is a folder of texts (.txt, .md, .html, .rst, also .gz), or JSON lines or TSV of passages (docs/corpus.md).
+Long texts are cut into passages. Questions are made of documents or passages that training never reads;
+--config.eval.file=FILE asks your own instead. Passages, index and questions are written into the workdir, the run into
+run/ in it, one with other settings into run2/. The same command resumes at the step that was interrupted. Further
+arguments are settings of the run (configs/english.py): --config.FIELD=VALUE.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _SPLIT_SEED = 0
 # The form of a file, and its compression.
 _SUFFIXES = re.compile(r'(?i)\.\w+(\.(gz|zst|bz2|xz))?$')
 # Raised when the files in a workdir change, so that a workdir of an earlier version is not resumed.
-_FILES_VERSION = 3
+_FILES_VERSION = 4
 
 
 def _parser() -> Parser:
@@ -69,9 +69,10 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         '--encoder',
-        choices=('lexical', 'bm25'),
-        default='lexical',
-        help='lexical: ScaNN over hashed words; bm25: a BM25 index (lexical)',
+        choices=('bm25', 'minilm', 'lexical'),
+        default='bm25',
+        help='bm25: a BM25 index; ScaNN over vectors: minilm, of a sentence encoder that a package has, or lexical, of '
+        'hashed words (bm25)',
     )
     parser.add_argument('--seed', type=int, default=0, metavar='N', help='seed of the run (0)')
     return parser
@@ -193,8 +194,12 @@ def _make_questions(args: argparse.Namespace) -> None:
         files.write_lines(args.workdir / 'questions.jsonl', split.questions)
         # Searches of training leave these passages out (`retrieval.held_out`).
         files.write_lines(args.workdir / 'held_out.jsonl', split.held_out_passages)
+        left_out = args.workdir / 'left_out.json'
+        text = json.dumps(split.sentences_left_out.to_json(), ensure_ascii=False, indent=1)
+        disk.write_text(left_out, text + '\n')
         _report('questions', split)
-        _warn(args.corpus, split.warning)
+        counts = [f'{count} {name}' for name, count in split.sentences_left_out.most_common()]
+        _report('sentences not asked about', f'{", ".join(counts)}; examples in {left_out}')
     # Written last: its existence means that all files are complete.
     files.write_lines(documents_path, split.documents)
 
@@ -219,11 +224,12 @@ def _make_index(args: argparse.Namespace) -> None:
     with progress.clock('loading libraries'):
         command_line.prepare_process()
         # These imports take seconds, so they follow the checks of the corpus.
-        from zeroplay_jax.retrieval import folder
-        from zeroplay_jax.retrieval.lexical import LexicalEncoder
-    kind, encoder = ('bm25', None) if args.encoder == 'bm25' else ('scann', LexicalEncoder())
-    folder.build(args.workdir / 'corpus.jsonl', out, kind, encoder)
-    _report('index', f'{kind} in {out}')
+        from zeroplay_jax.retrieval import build, folder
+    encoder = None if args.encoder == 'bm25' else build.encoder_named(args.encoder)
+    folder.build(args.workdir / 'corpus.jsonl', out, 'scann' if encoder else 'bm25', encoder)
+    made = folder.read_manifest(out)['parameters']
+    recall = f', recall@3 of exact search {made["recall"]:.3f}' if 'recall' in made else ''
+    _report('index', f'{args.encoder} in {out}{recall}')
 
 
 def _prepare(argv: Sequence[str] | None) -> list[str]:
@@ -243,15 +249,24 @@ def _prepare(argv: Sequence[str] | None) -> list[str]:
             args.workdir.rmdir()
         raise
     _make_index(args)
-    command = [
-        'zeroplay_jax.main',
-        f'--config={CONFIGS / _CONFIG}.py:{args.workdir}',
-        f'--workdir={args.workdir / "run"}',
-        f'--config.seed={args.seed}',
-    ]
-    text = f'{args.workdir}; it can be stopped at any time, the same command resumes'
-    _report('self-play', text)
-    return [*command, *run_flags]
+    settings = [f'--config.seed={args.seed}', *run_flags]
+    run = _run_folder(args.workdir, settings)
+    _report('self-play', f'{run}; it can be stopped at any time, the same command resumes')
+    config = f'--config={CONFIGS / _CONFIG}.py:{args.workdir}'
+    return ['zeroplay_jax.main', config, f'--workdir={run}', *settings]
+
+
+def _run_folder(workdir: pathlib.Path, settings: Sequence[str]) -> pathlib.Path:
+    """Returns the folder of the run with these settings: run, run2, …; passages, questions and index serve all."""
+    number = 0
+    while True:
+        number += 1
+        folder = workdir / f'run{number if number > 1 else ""}'
+        record = folder.with_suffix('.json')
+        if not record.exists():
+            disk.write_text(record, json.dumps(settings) + '\n')
+        if json.loads(record.read_text(encoding='utf-8')) == list(settings):
+            return folder
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -36,7 +36,7 @@ from zeroplay_jax.selfplay.context import RolloutContext
 from zeroplay_jax.selfplay.recipe import answering_recipe, asks_once
 from zeroplay_jax.settings.kinds import ENGLISH_CHECKPOINT, is_server
 from zeroplay_jax.tools.registry import build_tools
-from zeroplay_jax.types import Json, Question, ToolCall, Trajectory
+from zeroplay_jax.types import Json, Question, ToolCall, Trajectory, UserError
 
 # Name of the weights of all roles, and of their only slot.
 _WEIGHTS = 'policy'
@@ -244,9 +244,8 @@ class Session:
         number = self._question_count
         self._question_count += 1
         if self._form is not None and not self._form.pattern.search(text):
-            print(f'zeroplay ask: {self._form.hint}', file=sys.stderr, flush=True)
-            # Once is enough.
-            self._form = None
+            # Its answer would be nonsense.
+            raise UserError(self._form.hint)
         trajectory = self._ask(question, number, stoppable)
         if trajectory is None:
             self.printer.line('note', 'stopped', label='')
@@ -327,7 +326,6 @@ class Session:
         lines = [('policy', str(self.folder)), ('search', self._index.about)]
         if self._form is not None:
             lines.append(('asks', self._form.hint))
-            self._form = None
         lines += [('try', question.text) for question in self._index.questions]
         lines.append(('', 'Ctrl-C stops an answer, Ctrl-D ends'))
         for label, text in lines:

@@ -102,3 +102,24 @@ def test_values_and_refusals_are_those_of_the_table(tmp_path):
     names['redundancy'] = answering.redundancy
     path = pathlib.Path(__file__).parent / 'statistics.txt'
     check_table(path, names, tmp_path, ValueError)
+
+
+def test_questions_about_one_document_count_as_little_as_they_tell():
+    """Of a document all questions are right or wrong: the interval is as wide as that of a question per document."""
+    right = np.arange(40) % 2
+    names = [f'd{number}' for number in range(40)]
+    many = {1: np.repeat(right, 12)}
+    documents = {1: np.repeat(names, 12).tolist()}
+    _, low, high = statistics.mean_interval(many, documents)
+    _, plain_low, plain_high = statistics.mean_interval(many)
+    assert abs((high - low) / (2 * 1.96 * np.sqrt(0.25 / 40)) - 1) < 0.1
+    assert plain_high - plain_low < 0.4 * (high - low)
+    wrong = {1: np.zeros(480)}
+    _, low, high = statistics.paired_difference(wrong, many, documents)
+    assert abs((high - low) / (2 * 1.96 * np.sqrt(0.25 / 40)) - 1) < 0.1
+    table = statistics.before_after_table(wrong, many, documents=documents)
+    assert '480 of 40 documents' in table
+    # Independent questions, and those without a document, keep the interval.
+    single = statistics.mean_interval({1: right})
+    assert statistics.mean_interval({1: right}, {1: [''] * 40}) == single
+    assert statistics.mean_interval({1: right}, {1: names}) == pytest.approx(single, abs=0.03)

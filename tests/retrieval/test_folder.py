@@ -400,7 +400,9 @@ def test_a_misspelt_encoder_gets_the_name_that_was_meant(corpus, tmp_path):
     args = ('--corpus', corpus, '--encoder', 'lexcal', '--out', tmp_path / 'out')
     line = command(build.main, *args).strip()
     assert 'lexcal: no such folder' in line
-    assert "hf://owner/model, or 'lexical'; " in line and line.endswith("did you mean 'lexical'?")
+    assert "hf://owner/model, 'minilm' or 'lexical'; " in line and line.endswith(
+        "did you mean 'lexical'?"
+    )
 
 
 def test_a_missing_path_is_replaced_by_one_of_similar_spelling(tmp_path, monkeypatch):

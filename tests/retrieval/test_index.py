@@ -77,7 +77,7 @@ def tied():
     repeats = np.where(np.arange(1_500) % 50 == 0, 60, 1 + np.arange(1_500) % 3)
     table = np.repeat(unit_rows(rng, 1_500, 32), repeats, axis=0)[rng.permutation(repeats.sum())]
     encoder, names = TableEncoder(table), numbered(len(table))
-    scann = index_lib.ScannIndex.build(encoder, names, names)
+    scann = index_lib.ScannIndex.build(encoder, names, names, leaves=38, leaves_searched=38)
     queries = [str(query) for query in rng.integers(0, len(table), 1_000)]
     return scann, index_lib.ExactIndex.build(encoder, names, names), queries
 
@@ -104,6 +104,7 @@ def test_scann_recall_and_exact_scores(built):
     scann, exact, queries = built
     assert scann.parameters['kind'] == 'scann'
     assert scann.parameters['leaves_searched'] < scann.parameters['leaves']
+    assert scann.parameters['recall'] >= 0.98
     (ids, scores), (truth, true_scores) = scann.search(queries, 3), exact.search(queries, 3)
     recall = np.mean([np.isin(row, mine).mean() for row, mine in zip(truth, ids, strict=True)])
     assert recall >= 0.99

@@ -52,8 +52,8 @@ PUBLIC = {
 # Public name → the file that its publisher's script writes: the questions are published obfuscated.
 WRITTEN = {'browsecomp-plus': 'data/browsecomp_plus_decrypted.jsonl'}
 # Provenance fields of a line, which a run writes into its logs: name of the source file or corpus, line number there,
-# id of the passage.
-PROVENANCE = ('source', 'line', 'document_id')
+# name of the document, id of the passage.
+PROVENANCE = ('source', 'line', 'document', 'document_id')
 # Fields that a policy is asked.
 _ASKED = ('question', 'task')
 # Fields with what a question shows besides its text (HLE).

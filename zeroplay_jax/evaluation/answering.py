@@ -244,6 +244,17 @@ def scores_by_hop(rows: Sequence[Row], part: str) -> dict[int, Float64[np.ndarra
     return statistics.by_hop([row.group for row in scored], [row.parts[part] for row in scored])
 
 
+def documents_by_hop(rows: Sequence[Row]) -> dict[int, Sequence[str]]:
+    """Returns hop count → names of the documents of the questions of `scores_by_hop`; '' without one."""
+    asked = [row for row in rows if 'exact_match' in row.parts]
+    origins = [row.info.question.origin if row.info.question else {} for row in asked]
+    names = [str(origin.get('document', '')) for origin in origins]
+    of_hops: dict[int, list[str]] = {}
+    for row, name in zip(asked, names, strict=True):
+        of_hops.setdefault(row.group, []).append(name)
+    return dict(of_hops)
+
+
 async def _row_of(
     context: RolloutContext,
     recipe: Recipe,

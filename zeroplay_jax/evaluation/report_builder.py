@@ -160,12 +160,14 @@ def read_run(workdir: Path, has_trajectories: bool = True) -> dict[str, Any]:
         time = (workdir / 'metrics.jsonl').stat().st_mtime
         written = datetime.date.fromtimestamp(time).isoformat()
     data = page_data(workdir, logged)
+    # Which one the run had, and what it was shown.
+    start = str(summary.get('start', ''))
     return data | {
         'summary': summary,
         'config': config,
         'metrics': metrics,
         'alarms': alarm_notes(alarm_records),
-        'notes': notes + data['notes'],
+        'notes': [*([start] if start else []), *notes, *data['notes']],
         'written': written,
     }
 
@@ -254,10 +256,13 @@ def _differences(reference: dict[str, Any], run: dict[str, Any]) -> dict[str, li
     if reason:
         run['notes'].append(f'No difference from {reference["name"]}: {reason}.')
         return {}
+    documents = {int(hops): names for hops, names in (before.get('documents') or {}).items()}
     pairs: dict[str, Any] = {
-        str(hops): (correct, after_flags[hops]) for hops, correct in before_flags.items()
+        str(hops): (correct, after_flags[hops], documents.get(hops))
+        for hops, correct in before_flags.items()
     }
-    pairs['mean'] = (statistics.headline(before_flags), statistics.headline(after_flags))
+    headlines = map(statistics.headline, (before_flags, after_flags))
+    pairs['mean'] = (*headlines, documents)
     return {name: list(statistics.paired_difference(*pair)) for name, pair in pairs.items()}
 
 

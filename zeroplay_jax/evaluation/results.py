@@ -38,8 +38,8 @@ SETTINGS = {
     'template': '--date',
 }
 # Those of the agent, not of the measurement. Papers have such rows: a policy without a search (DSPO, table 1), prompts
-# of other systems (SSP, appendix D).
-OF_AGENT = {'prompts', 'tools', 'tokens', 'context'}
+# of other systems (SSP, appendix D); and users compare indexes.
+OF_AGENT = {'retrieval', 'prompts', 'tools', 'tokens', 'context'}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,6 +8,9 @@ Donner 2008). They cover the choice of questions, and no other seed of the train
 Samples are an array with one score between 0 and 1 per question, or a mapping from hop count to such an array. A
 mapping means the unweighted mean over its hop counts, whatever the number of questions of each. Questions without a hop
 count have 0.
+
+Questions about the same document are not independent. Where every question has a document, the interval also covers the
+choice of documents: it is that of a cluster bootstrap over them, and nowhere narrower than those above.
 """
 
 from __future__ import annotations
@@ -32,13 +35,18 @@ Scores = Sequence[float] | Shaped[np.ndarray, '...']
 CheckedScores = Float64[np.ndarray, 'questions']
 Samples = Scores | Mapping[int, Scores]
 Interval = tuple[float, float, float]
+# Names of documents, one of each question.
+Documents = Sequence[str] | Mapping[int, Sequence[str]] | None
+# Draws of a bootstrap.
+_DRAWS = 2_000
 
 
-def mean_interval(scores: Samples) -> Interval:
+def mean_interval(scores: Samples, documents: Documents = None) -> Interval:
     """Returns the mean score, such as the share of correct answers, and its 95 % interval.
 
     Args:
       scores: [N], or {hops: [N_hops]} for the mean over hop counts.
+      documents: the document of each question, in the same form; None or '' in it: the questions are independent.
 
     Returns:
       (mean, low, high), all within [0, 1]: Wilson's score interval, combined over hop counts for a mapping.
@@ -46,15 +54,17 @@ def mean_interval(scores: Samples) -> Interval:
     Raises:
       ValueError: an array is empty, not one-dimensional or contains values that are not between 0 and 1.
     """
-    return _combine(list(map(_wilson, _scores_by_hop(scores).values())))
+    by_hop = _scores_by_hop(scores)
+    return _over_documents(_combine(list(map(_wilson, by_hop.values()))), by_hop, documents)
 
 
-def paired_difference(before: Samples, after: Samples) -> Interval:
+def paired_difference(before: Samples, after: Samples, documents: Documents = None) -> Interval:
     """Returns the change on the same questions, after minus before, and its 95 % interval.
 
     Args:
       before: [N], or {hops: [N_hops]}.
       after: the same questions in the same order.
+      documents: as of `mean_interval`.
 
     Returns:
       (difference, low, high), within [-1, 1]: Newcombe's interval for pairs (Statistics in Medicine 17:2635, 1998,
@@ -64,10 +74,38 @@ def paired_difference(before: Samples, after: Samples) -> Interval:
       ValueError: as `mean_interval`, or the numbers of questions differ.
     """
     before_by_hop, after_by_hop = _paired_scores(before, after)
-    return _combine(list(map(_newcombe, before_by_hop.values(), after_by_hop.values())))
+    pairs = _combine(list(map(_newcombe, before_by_hop.values(), after_by_hop.values())))
+    changes = {hop: after_by_hop[hop] - scores for hop, scores in before_by_hop.items()}
+    return _over_documents(pairs, changes, documents)
 
 
-def summarise(before: Samples, after: Samples) -> dict[str, Any]:
+def _over_documents(
+    interval: Interval, scores: Mapping[int, CheckedScores], documents: Documents
+) -> Interval:
+    """Returns an interval of independent questions, widened to that of a cluster bootstrap over their documents."""
+    names: Any = documents if isinstance(documents, Mapping) else {NO_HOPS: documents}
+    of_hops = [names.get(hop) for hop in scores]
+    if not all(one is not None and len(one) and all(one) for one in of_hops):
+        return interval
+    _, places = np.unique(np.concatenate([np.asarray(one) for one in of_hops]), return_inverse=True)
+    count = places.max() + 1
+    draws = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), _DRAWS)
+    means = []
+    for values in scores.values():
+        mine, places = places[: values.size], places[values.size :]
+        sums, sizes = np.bincount(mine, values, count), np.bincount(mine, minlength=count)
+        # A draw without a question of this hop count has its mean.
+        sizes_drawn = draws @ sizes
+        means.append(
+            np.where(sizes_drawn, draws @ sums / np.maximum(sizes_drawn, 1), values.mean())
+        )
+    low, high = np.quantile(np.mean(means, 0), (0.025, 0.975))
+    return interval[0], min(interval[1], float(low)), max(interval[2], float(high))
+
+
+def summarise(
+    before: Samples, after: Samples, documents: Mapping[int, Sequence[str]] | None = None
+) -> dict[str, Any]:
     """Returns the evaluation fields of `summary.json`; hop counts are string keys.
 
     The headline is the mean over `HEADLINE`, or over all hop counts if none of those was evaluated.
@@ -75,6 +113,7 @@ def summarise(before: Samples, after: Samples) -> dict[str, Any]:
     Args:
       before: {hops: bool [N_hops]}.
       after: the same questions in the same order.
+      documents: {hops: document of each question}; see `mean_interval`.
 
     Returns:
       {'em_before', 'em_after': float, 'hops': [int], those that the headline averages,
@@ -87,10 +126,10 @@ def summarise(before: Samples, after: Samples) -> dict[str, Any]:
       ValueError: as `paired_difference`.
     """
     before_by_hop, after_by_hop = _paired_scores(before, after)
-    of_headline = summarise_scores(before_by_hop, after_by_hop)
+    of_headline = summarise_scores(before_by_hop, after_by_hop, documents)
     # JSON objects have string keys: written and re-read summaries are equal.
     of_hops = {
-        str(hop): summarise_scores(scores, after_by_hop[hop])
+        str(hop): summarise_scores(scores, after_by_hop[hop], (documents or {}).get(hop))
         for hop, scores in before_by_hop.items()
     }
     sides = ('before', 'after')
@@ -146,7 +185,12 @@ def averaged(hops: Iterable[int]) -> list[int]:
     return sorted(headline(dict.fromkeys(hops, ())))
 
 
-def before_after_table(before: Samples, after: Samples, demonstrated: int | None = None) -> str:
+def before_after_table(
+    before: Samples,
+    after: Samples,
+    demonstrated: int | None = None,
+    documents: Mapping[int, Sequence[str]] | None = None,
+) -> str:
     """Returns exact match with 95 % intervals as plain text: a line per hop count, then the headline mean.
 
     If no question has a hop count, there is neither a column nor a line of hop counts.
@@ -155,22 +199,26 @@ def before_after_table(before: Samples, after: Samples, demonstrated: int | None
 
     Args:
       demonstrated: most hops that the policy was shown before training; None: not known.
+      documents: {hops: document of each question}; see `mean_interval`.
     """
     before_by_hop, after_by_hop = _paired_scores(before, after)
-    samples: dict[str, tuple[Samples, Samples]] = {}
+    samples: dict[str, tuple[Samples, Samples, Documents]] = {}
     for hop, flags in before_by_hop.items():
         label = str(hop or 'none')
         if demonstrated is not None and hop > demonstrated:
             label += ' (not demonstrated)'
-        samples[label] = flags, after_by_hop[hop]
+        samples[label] = flags, after_by_hop[hop], (documents or {}).get(hop)
     names = ', '.join(str(hop or 'no hops') for hop in averaged(before_by_hop))
-    samples[f'mean of {names}'] = before_by_hop, after_by_hop
+    samples[f'mean of {names}'] = before_by_hop, after_by_hop, documents
     rows = [['hops', 'questions', 'before', 'after', 'change']]
     for label, sides in samples.items():
         one = summarise_scores(*sides)
         change = interval_text(one['difference'], sign='+')
         means = map(interval_text, (one['before'], one['after']))
-        rows.append([label, str(one['items']), *means, change])
+        items = str(one['items'])
+        if 'documents' in one:
+            items += f' of {one["documents"]} documents'
+        rows.append([label, items, *means, change])
     if set(before_by_hop) == {NO_HOPS}:
         rows = [rows[0][1:], rows[-1][1:]]
 
@@ -182,26 +230,32 @@ def before_after_table(before: Samples, after: Samples, demonstrated: int | None
     return '\n'.join(lines)
 
 
-def summarise_scores(before: Samples, after: Samples) -> dict[str, Any]:
+def summarise_scores(
+    before: Samples, after: Samples, documents: Documents = None
+) -> dict[str, Any]:
     """Returns `mean_interval` before and after, and `paired_difference`, of the headline's hop counts.
 
     Args:
       before: a score per item, or {hops: scores}.
       after: scores of the same items in the same order.
+      documents: as of `mean_interval`.
 
     Returns:
-      {'before', 'after', 'difference': [mean, low, high], 'items': int}.
+      {'before', 'after', 'difference': [mean, low, high], 'items': int}, and 'documents': int, if every item has one.
 
     Raises:
       ValueError: as `paired_difference`.
     """
     before_by_hop, after_by_hop = map(headline, _paired_scores(before, after))
+    names: Any = documents if isinstance(documents, Mapping) else {NO_HOPS: documents}
+    asked = {str(one) for hop in before_by_hop for one in names.get(hop) or ['']}
+    count = {} if '' in asked else {'documents': len(asked)}
     return {
-        'before': list(mean_interval(before_by_hop)),
-        'after': list(mean_interval(after_by_hop)),
-        'difference': list(paired_difference(before_by_hop, after_by_hop)),
+        'before': list(mean_interval(before_by_hop, documents)),
+        'after': list(mean_interval(after_by_hop, documents)),
+        'difference': list(paired_difference(before_by_hop, after_by_hop, documents)),
         'items': sum(np.size(scores) for scores in before_by_hop.values()),
-    }
+    } | count
 
 
 def scores_line(summary: Mapping[str, Any], items: str = 'tasks') -> str:

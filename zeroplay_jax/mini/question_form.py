@@ -9,7 +9,13 @@ from typing import NamedTuple
 
 from zeroplay_jax.mini.facts import RELATIONS
 from zeroplay_jax.policy.adapter_config import base_folder
-from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, ENGLISH_CHECKPOINT, PARTS_CHECKPOINT
+from zeroplay_jax.settings.kinds import (
+    BUILT_IN_CHECKPOINT,
+    ENGLISH_CHECKPOINT,
+    OPEN_CHECKPOINT,
+    PACKAGE,
+    PARTS_CHECKPOINT,
+)
 
 BLANK = '____'
 
@@ -45,6 +51,23 @@ _FORMS = {
     BUILT_IN_CHECKPOINT: _WORLDS,
     PARTS_CHECKPOINT: _WORLDS,
 }
+
+
+# Packaged start → what it was shown before training.
+_SHOWN = {
+    ENGLISH_CHECKPOINT: 'shown how to fill blanks and to search, on passages of English Wikipedia',
+    BUILT_IN_CHECKPOINT: 'shown how to ask and answer in miniature worlds, up to two hops',
+    PARTS_CHECKPOINT: 'shown the parts of asking and answering in miniature worlds, up to two hops',
+    OPEN_CHECKPOINT: 'shown open tasks of miniature worlds, up to three steps',
+}
+
+
+def start_line(folder: pathlib.Path) -> str:
+    """Returns which start is in a folder, and what it was shown if it is a packaged one, in a line."""
+    for checkpoint, shown in _SHOWN.items():
+        if folder.resolve() == checkpoint.resolve():
+            return f'start: zeroplay_jax/{checkpoint.relative_to(PACKAGE)}, {shown}'
+    return f'start: {folder}'
 
 
 def form_of(folder: pathlib.Path) -> QuestionForm | None:

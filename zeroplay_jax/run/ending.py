@@ -12,6 +12,7 @@ from typing import Any
 
 from zeroplay_jax.commands import to_copy
 from zeroplay_jax.evaluation import report_builder, statistics
+from zeroplay_jax.mini.question_form import start_line
 from zeroplay_jax.retrieval import json_text, progress
 from zeroplay_jax.run import run_folder
 from zeroplay_jax.run.build import RunContext
@@ -42,6 +43,8 @@ def finish(
     unchanged = [name for name in weights if weights[name] == first_weights[name]]
     stopped = current_stop(config, state.stopped)
     summary |= learning_summary(engine, steps, unchanged, stopped)
+    summary['start'] = start_line(context.folder)
+    table += f'\n\n{summary["start"]}'
     # Shares of the proposed questions (`ProposalRecord`). Only one process searches, because all have the same sample.
     summary['readable'] = engine.proposals.readable
     summary['answerable'] = hosts.run_on_first(
@@ -239,7 +242,15 @@ def summarise_run(
         'after': evaluations[-1],
         'evaluations': state.evaluations,
     }
-    summary = statistics.summarise(before, after) | {
+    documents: dict[int, list[str]] = {}
+    for question in library.questions:
+        documents.setdefault(question.hops, []).append(str(question.origin.get('document', '')))
+    # The questions of a schedule may be some of them, and those of a world have no document.
+    sizes = {hop: len(names) for hop, names in documents.items() if all(names)}
+    if sizes == {hop: len(flags) for hop, flags in before.items()}:
+        results['documents'] = documents
+    documents = results.get('documents', {})
+    summary = statistics.summarise(before, after, documents) | {
         'results': results,
         'seconds': round(state.seconds, 1),
         'seed': config.seed,
@@ -247,7 +258,7 @@ def summarise_run(
         'outside_questions': external_items,
     }
     table = 'Exact match on held-out questions, with 95 % intervals:\n\n'
-    table += statistics.before_after_table(before, after, demonstrated)
+    table += statistics.before_after_table(before, after, demonstrated, documents)
     if demonstrated is not None:
         summary['demonstrated_hops'] = demonstrated
     if state.rubrics:

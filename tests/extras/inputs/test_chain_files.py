@@ -66,7 +66,7 @@ def of_two_hops(lines):
 def test_a_quarter_of_the_questions_have_two_hops(whole):
     records, built = whole
     assert hops(built.questions) == {1: 60, 2: 20}
-    assert '80 questions (20 of two hops) of' in str(built)
+    assert '80 questions (20 of two hops) about ' in str(built)
     assert 'with a link to another document' in str(built)
     texts = {record.id: split(record.contents) for record in records}
     for question in built.questions[60:]:

@@ -1,5 +1,8 @@
 """Any folder or file as a corpus: what is unusable is counted, and a source with nothing usable is refused."""
 
+import contextlib
+import gzip
+import itertools
 import json
 import os
 import pathlib
@@ -8,9 +11,10 @@ import re
 import pytest
 from refused_calls import check_table
 
-from zeroplay_jax.extras.inputs import cleaning, titles
+from zeroplay_jax.extras.inputs import cleaning, markup
 from zeroplay_jax.extras.inputs.sentences import problem_of
 from zeroplay_jax.retrieval import corpus
+from zeroplay_jax.retrieval.json_text import Unusable
 from zeroplay_jax.retrieval.types import RetrievalError
 
 ENGLISH = 'The town of Lomi lies on the river Gumu and was founded by monks in the year 1203. It has a bridge.'
@@ -53,8 +57,10 @@ def test_unusable_files_are_counted_and_left_out(tmp_path):
     out = tmp_path / 'out.jsonl'
     inventory = cleaning.write_clean(tmp_path / 'texts', out, 80)
     assert (inventory.usable, inventory.unusable, inventory.passages) == (1, 8, 1)
-    assert str(inventory) == '3 .pdf, 2 not UTF-8, 1 empty, 1 not English, 1 too short'
-    assert inventory.left_out().endswith('; they are 0.pdf, 1.pdf, 2.pdf, a.txt, b.md and 3 more')
+    assert str(inventory) == (
+        '3 .pdf (0.pdf, 1.pdf, 2.pdf), 2 not UTF-8 (a.txt, c.txt), 1 empty (b.md), 1 not English (d.txt), '
+        '1 too short (e.txt)'
+    )
     line = json.loads(out.read_text())
     assert line == {
         'id': 'deeper/lomi.txt#0',
@@ -117,16 +123,45 @@ def test_marks_without_end_are_read_once(kind):
     before, mark, behind = ('# a', ENDLESS[kind], 'b')
     if isinstance(mark, tuple):
         before, mark, behind = mark
-    for beginning in (before, ''):
+    for beginning, form in itertools.product((before, ''), ('markdown', 'html')):
         whole_text = f'{beginning}{mark * (2_000_000 // len(mark))}{behind}\n{ENGLISH}'
-        title, text = titles.split_title(whole_text, 'a.md')
-        assert text.endswith(ENGLISH)
+        # Markdown is refused, and what follows a comment or tag without an end is not shown.
+        with contextlib.suppress(Unusable):
+            markup.read(form, whole_text)
 
 
-def test_titles_with_brackets_and_parentheses_are_plain():
-    heading = '# [Lomi](https://en.example/Lomi_(town)) and [![logo](b.svg)](c) a_b_ *c*'
-    title, _ = titles.split_title(f'{heading}\n{ENGLISH}', 'a.md')
-    assert title == 'Lomi and a_b c'
+MARKED = {
+    'markdown': '# The `lomi` [command](a.md)\n\nIt **prints** the [list](b) of\n*all* towns.[^1]\n\n'
+    '[^1]: Of the *north*.\n\n- An item.\n\n| a | b |\n|---|---|\n| c | d |\n\n```\nlomi -a  x\n```\n',
+    'rst': 'The ``lomi`` `command <a>`_\n===========================\n\nIt **prints** the :ref:`list <b>` of\n'
+    '*all* towns. [1]_\n\n.. [1] Of the *north*.\n\n.. function:: lomi(x)\n\n   An item.\n\n::\n\n  lomi -a  x\n',
+    'html': '<html><head><title>x - Lomi</title><style>p {}</style></head><body><nav><a>Home</a></nav><main>'
+    '<h1>The <code>lomi</code> command<a class="headerlink">¶</a></h1><p>It <b>prints</b> the <a>list</a> of\n<i>all'
+    '</i> towns.<sup class="footnote-ref">1</sup><p>Of the <i>north</i>.<ul><li>An item.</ul><pre>lomi -a  x</pre>'
+    '</main><footer>2026</footer>',
+}
+
+
+@pytest.mark.parametrize('form', MARKED)
+def test_markup_is_read_as_a_reader_sees_it(form):
+    title, text = markup.read(form, MARKED[form])
+    assert title == 'The lomi command'
+    blocks = text.split('\n\n')
+    shown = ['It prints the list of all towns.', 'Of the north.', 'An item.', 'lomi -a  x']
+    assert [line for line in blocks if line in shown] == sorted(shown, key=blocks.index)
+    assert not {'¶', 'Home', '2026', '*', '`'} & set(text.replace('.', ' ').split())
+
+
+def test_packed_texts_are_read_and_forms_are_known_by_their_names(source, tmp_path):
+    for name in ('a.md.gz', 'b.txt.gz', 'c.rst.txt.gz'):
+        (source / name).write_bytes(gzip.compress(f'# *Lomi*\n\n{ENGLISH}'.encode()))
+    (source / 'd.html').write_text(f'<p>{ENGLISH}')
+    (source / 'e.7.gz').write_bytes(b'')
+    inventory = cleaning.write_clean(source, tmp_path / 'o.jsonl', 80)
+    assert (inventory.usable, inventory.unusable) == (4, 1)
+    assert 'man -P cat -l FILE > FILE.txt' in inventory.left_out()
+    titles = [corpus.split(record.contents)[0] for _, record in corpus.read(tmp_path / 'o.jsonl')]
+    assert titles == ['Lomi', '*Lomi*', 'Lomi', 'd']
 
 
 @pytest.fixture
@@ -156,7 +191,7 @@ def test_a_folder_with_nothing_usable_is_refused_with_what_is_in_it(tmp_path):
     mixed_folder(tmp_path / 'texts')
     (tmp_path / 'texts' / 'deeper' / 'lomi.txt').unlink()
     text = refused(tmp_path / 'texts', tmp_path)
-    assert 'none of its 8 files can be used (3 .pdf, 2 not UTF-8, ' in text
+    assert 'none of its 8 files can be used (3 .pdf (0.pdf, 1.pdf, 2.pdf), 2 not UTF-8' in text
 
 
 def test_the_most_frequent_suffixes_are_named_without_control_characters(source, tmp_path):
@@ -164,7 +199,10 @@ def test_the_most_frequent_suffixes_are_named_without_control_characters(source,
     for number, suffix in enumerate(suffixes):
         (source / f'{number}.{suffix}').write_bytes(b'')
     text = refused(source, tmp_path)
-    assert '(3 .zip, 2 .x\ufffd[31m, 1 .a, 1 .b, 1 .c, 1 .d, 1 .e, 1 .f, 2 others)' in text
+    assert (
+        '(3 .zip (10.zip, 11.zip, 12.zip), 2 .x\ufffd[31m (8.' in text
+        and '1 .f (5.f), 2 others)' in text
+    )
 
 
 GERMAN_PASSAGE = json.dumps({'id': '1', 'contents': corpus.contents('Lomi', GERMAN)})

@@ -24,13 +24,15 @@ def test_a_text_about_web_archives_is_read(tmp_path):
 def test_a_build_counts_the_files_that_it_does_not_read(tmp_path, capsys):
     folder = tmp_path / 'texts'
     folder.mkdir()
-    for name in 'a.txt b.rst c.html d e.txt.gz g.jsonl .f.txt'.split():
+    for name in 'a.txt b.1 c.pdf d e.docx g.jsonl .f.txt'.split():
         (folder / name).write_text('Gumu\nA town.')
     arguments = ['--corpus', str(folder), '--kind=bm25', '--stage=corpus']
     build.main([*arguments, '--out', str(tmp_path / 'index')])
     said = capsys.readouterr().err
-    left_out = '1 .gz (unpack them), 1 .html, 1 .jsonl, 1 .rst, 1 hidden, 1 without suffix'
-    assert f'{folder}: 6 of 7 files are left out: {left_out}; they are .f.txt, b.rst' in said
+    left_out = (
+        '1 .docx (e.docx), 1 .jsonl (g.jsonl), 1 .pdf (c.pdf), 1 hidden (.f.txt), 1 manual page'
+    )
+    assert f'{folder}: 6 of 7 files are left out: {left_out}' in said
 
 
 def test_linked_folders_are_read_once_under_their_own_name(tmp_path):

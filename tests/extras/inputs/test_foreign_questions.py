@@ -29,6 +29,18 @@ def test_answers_of_public_sets(tmp_path, fields, expected):
     assert list(question.answers) == expected
 
 
+@pytest.mark.parametrize('indent', [None, 1])
+def test_one_list_is_read_as_lines_are(tmp_path, indent):
+    """HotpotQA and 2WikiMultihopQA are published so."""
+    beside = {'supporting_facts': [['Ada', 0]], 'context': [['Ada', ['A sentence. 😀']]]}
+    records = [
+        {'_id': str(n), 'question': f'Which {n}?', 'answer': str(n)} | beside for n in (1, 2)
+    ]
+    (tmp_path / 'q.json').write_text(json.dumps(records, indent=indent))
+    read = files.questions(str(tmp_path / 'q.json'))
+    assert [(one.text, one.answers) for one in read] == [('Which 1?', ('1',)), ('Which 2?', ('2',))]
+
+
 @pytest.mark.parametrize(('fields', 'problem'), list(map(third_14, FORMS['two meanings'])))
 def test_what_may_mean_two_things_is_refused(tmp_path, fields, problem):
     with pytest.raises(UserError, match=rf'q.jsonl, line 1: .*{problem}'):

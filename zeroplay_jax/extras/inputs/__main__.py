@@ -291,8 +291,6 @@ def _run(args: argparse.Namespace) -> None:
     files.write_lines(args.held_out, split_corpus.held_out_passages)
     files.write_lines(args.documents, split_corpus.documents)
     files.write_lines(args.out, split_corpus.questions)
-    if split_corpus.warning:
-        logging.warning('zeroplay inputs: warning: %s: %s', source, split_corpus.warning)
     print(_report_cloze(args, split_corpus))
 
 

@@ -52,7 +52,7 @@ def _lines(source: pathlib.Path, passage_words: int, inventory: Inventory) -> It
         if not total:
             description = f'there are no {inventory.unit} in it'
         raise RetrievalError(
-            f'{source}: {description}; give English prose in .txt or .md files, or as JSON lines of passages'
+            f'{source}: {description}; give English prose (.txt, .md, .html, .rst), or JSON lines of passages'
         )
 
 

@@ -6,6 +6,7 @@ checkpoint that reads English and to measure policies on texts of the user (cloz
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import re
 from collections.abc import Callable, Iterable
@@ -20,6 +21,7 @@ from zeroplay_jax.extras.inputs.sentences import (
 )
 from zeroplay_jax.mini.question_form import BLANK as BLANK
 from zeroplay_jax.retrieval.corpus import Record, split
+from zeroplay_jax.types import Json
 
 # Fewest and most words of a sentence: shorter ones have too few words to search for, longer ones would fill the prompt.
 SENTENCE_WORDS = (8, 30)
@@ -29,6 +31,9 @@ LEFT_WORDS = 3
 ANSWER_WORDS = 5
 # A sentence of the most words has 20 characters per word at most; a longer one is not prose.
 _MAX_CHARACTERS = 20 * SENTENCE_WORDS[1]
+# Examples of each reason why sentences are left out, and characters of each.
+_EXAMPLES = 3
+_EXAMPLE_CHARACTERS = 200
 # Characters of tables, code and markup.
 _MARKUP = frozenset('#|`*_<>{}\\')
 
@@ -77,11 +82,32 @@ class Cloze(NamedTuple):
         return self.left + BLANK + self.right
 
 
-def sentences(text: str) -> list[str]:
+class LeftOut(collections.Counter[str]):
+    """Counts what is left out by reason, and keeps the first examples of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.examples: dict[str, list[str]] = {}
+
+    def add(self, reason: str, example: str) -> None:
+        self[reason] += 1
+        examples = self.examples.setdefault(reason, [])
+        if len(examples) < _EXAMPLES:
+            examples.append(example[:_EXAMPLE_CHARACTERS])
+
+    def to_json(self) -> Json:
+        """Returns {reason: {'count', 'examples'}}, the most frequent reason first."""
+        return {
+            reason: {'count': count, 'examples': self.examples[reason]}
+            for reason, count in self.most_common()
+        }
+
+
+def sentences(text: str, left_out: LeftOut | None = None) -> list[str]:
     """Returns the complete sentences of a passage that are long and short enough to ask about.
 
     A passage cut out of an article often starts and ends within a sentence; incomplete sentences are left out. No
-    sentence goes beyond a list item or heading.
+    sentence goes beyond a list item or heading. `left_out` counts the others.
     """
     # The usual passage is one line. A dash at its start may be from the middle of a sentence, so it is no list mark.
     paragraphs = [' '.join(text.split())]
@@ -90,21 +116,30 @@ def sentences(text: str) -> list[str]:
     usable_sentences = []
     for paragraph in paragraphs:
         for sentence in split_sentences(paragraph):
-            if _is_usable(sentence):
+            problem = _problem(sentence)
+            if not problem:
                 usable_sentences.append(sentence)
+            elif left_out is not None:
+                left_out.add(problem, sentence)
     return usable_sentences
 
 
-def _is_usable(sentence: str) -> bool:
-    """Returns whether a sentence is complete, of a usual length and plain text."""
-    starts_complete = sentence[:1].isupper() or sentence[:1].isdigit()
-    if not starts_complete or not ends_sentence(sentence) or len(sentence) > _MAX_CHARACTERS:
-        return False
+def _problem(sentence: str) -> str:
+    """Returns why nothing is asked about a sentence; '' if it is complete, of a usual length and plain text."""
+    min_words, max_words = SENTENCE_WORDS
+    num_words = len(sentence.split())
+    if num_words < min_words:
+        return 'too short'
+    if num_words > max_words or len(sentence) > _MAX_CHARACTERS:
+        return 'too long'
+    if not ends_sentence(sentence):
+        return 'no full stop'
+    if not (sentence[:1].isupper() or sentence[:1].isdigit()):
+        return 'no capital letter at its beginning'
     # Refuses control characters and markup, which includes the underscores of a blank.
     if not sentence.isprintable() or not _MARKUP.isdisjoint(sentence):
-        return False
-    min_words, max_words = SENTENCE_WORDS
-    return min_words <= len(sentence.split()) <= max_words
+        return 'marks of code or tables'
+    return ''
 
 
 def clozes(sentence: str) -> list[Cloze]:
@@ -142,6 +177,7 @@ class Passage:
     title: str
     text: str
     sentences: list[str]
+    document: str
 
     def document_line(self, source: str, link: str = '') -> dict[str, Any]:
         """Returns the line of the file of training documents; with the name that links it to another one two hops."""
@@ -160,6 +196,7 @@ class Passage:
             'kind': case.kind,
             'title': self.title,
             'source': source,
+            'document': self.document,
             'document_id': self.id,
             'line': self.line,
         }
@@ -171,4 +208,5 @@ def parse(line: int, record: Record) -> Passage | None:
     usable_sentences = sentences(text)
     if not usable_sentences or problem_of(text) is not None:
         return None
-    return Passage(line, record.id, title, text, usable_sentences)
+    document = record.document or title or record.id
+    return Passage(line, record.id, title, text, usable_sentences, document)

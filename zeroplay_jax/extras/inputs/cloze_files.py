@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
+
+import tokenizers
 
 from zeroplay_jax.extras.inputs import chains
 from zeroplay_jax.extras.inputs.builders import BottomK, hash_key
@@ -19,6 +22,7 @@ from zeroplay_jax.extras.inputs.chains import CorpusChain
 from zeroplay_jax.extras.inputs.cloze import (
     SENTENCE_WORDS,
     Cloze,
+    LeftOut,
     Passage,
     Passages,
     clozes,
@@ -26,12 +30,14 @@ from zeroplay_jax.extras.inputs.cloze import (
     sentences,
 )
 from zeroplay_jax.retrieval.corpus import Record, split
-from zeroplay_jax.retrieval.types import short
 from zeroplay_jax.rollout import prompts
+from zeroplay_jax.settings.kinds import ENGLISH_CHECKPOINT
 from zeroplay_jax.types import Json, UserError
 
-# A corpus of fewer documents, such as two books, is split by passage.
-MIN_DOCUMENTS = 5
+# Questions are about so many documents or more, where whole documents are held out. A corpus with fewer than five times
+# as many is split by passage: some passages of every document are held out.
+MIN_HELD_OUT = 20
+MIN_DOCUMENTS = 5 * MIN_HELD_OUT
 # Share of the questions that have two hops, where the corpus has as many.
 TWO_HOP_SHARE = 1 / 4
 # Share of the proposals in training. It is smaller, because fewer passages lead on to another one.
@@ -44,6 +50,8 @@ MIN_TWO_HOP_STARTS = 16
 # With fewer questions, the 95 % interval of a mean score may be wider than ±0.18 (1.96 · 0.5 / √30).
 MIN_QUESTIONS = 30
 MIN_TRAINING_PASSAGES = 8
+# What to do about a corpus with too few questions, or too few passages to train on.
+_FIX = 'give more or longer English texts'
 
 
 @dataclasses.dataclass
@@ -58,9 +66,9 @@ class ClozeFiles:
       held_out: number of documents that are held out.
       total: number of documents with a usable sentence; at most 100,000 are counted.
       unit: what was split: 'documents', or 'passages' of a corpus with few documents.
-      divided: number of documents that may have passages both held out and trained on.
       one_hop_reason: why all questions have one hop; '' if some have two.
       left_out: number of passages that are neither held out nor trained on.
+      sentences_left_out: the sentences of the corpus that are not asked about, by reason.
     """
 
     questions: list[dict[str, Any]]
@@ -69,19 +77,9 @@ class ClozeFiles:
     held_out: int = 0
     total: int = 0
     unit: str = 'documents'
-    divided: int = 0
     one_hop_reason: str = ''
     left_out: int = 0
-
-    @property
-    def warning(self) -> str:
-        """A sentence for the user where several documents were split by passage; '' otherwise."""
-        if self.divided < 2:
-            return ''
-        return (
-            f'the corpus has {self.divided} documents with usable sentences, fewer than {MIN_DOCUMENTS}, and is split '
-            'by passage: training reads other passages of the documents that questions are about'
-        )
+    sentences_left_out: LeftOut = dataclasses.field(default_factory=LeftOut)
 
     def __str__(self) -> str:
         two_hop_questions = sum(question['hops'] == 2 for question in self.questions)
@@ -96,8 +94,11 @@ class ClozeFiles:
             ending = f'; all of one hop: {self.one_hop_reason}'
         if self.left_out:
             ending += f'; left out: {self.left_out} passages without one, or beyond the number to train on'
+        about = len({question['document'] for question in self.questions})
+        of_documents = f' about {about} documents,' if about else ''
+        asked = f'{len(self.questions)} questions{of_two_hops}{of_documents}'
         return (
-            f'{len(self.questions)} questions{of_two_hops} of {self.held_out} held-out {self.unit} (of {self.total}), '
+            f'{asked} of {self.held_out} held-out {self.unit} (of {self.total}), '
             f'{len(self.documents) - two_hop_documents} passages of the others, with a sentence to ask about, to train '
             f'on{ending}'
         )
@@ -124,16 +125,17 @@ def build(passages: Passages, source: str, count: int, seed: int, max_documents:
         candidates, files.total = find_candidates(passages(), seed, 2 * count, unit_of)
         if files.total < MIN_DOCUMENTS:
             files.unit = 'passages'
-            files.divided = files.total
+            candidates, files.total = _spread(passages(), seed, 2 * count, unit_of)
             unit_of = passage_of
-            candidates, files.total = find_candidates(passages(), seed, 2 * count, unit_of)
         max_held_out = int(MAX_SHARE * files.total)
         candidates = dict(itertools.islice(candidates.items(), max_held_out))
     found_chains = chains.find(passages, seed, max_documents, unit_of)
     chains.add_searches(passages, found_chains, seed)
     repeats = set()
     if count:
-        repeats = _repeated_sentences(passages(), candidates, found_chains)
+        repeats = _repeated_sentences(
+            passages(), candidates, found_chains, files.sentences_left_out
+        )
     held_out = _hold_out(files, candidates, found_chains, repeats, source, count, seed)
     two_hop_starts = _two_hop_starts(found_chains, held_out, source)
     files.one_hop_reason = _one_hop_reason(files.questions, len(two_hop_starts), count)
@@ -146,30 +148,16 @@ def build(passages: Passages, source: str, count: int, seed: int, max_documents:
         raise UserError(
             f'{source}: {len(files.questions)} questions can be made of {files.held_out} of its {files.total} '
             f'{files.unit} with usable sentences (of {shortest} to {longest} words), at least '
-            f'{min(count, MIN_QUESTIONS)} are needed and at most {MAX_SHARE:.0%} of a corpus is held out; '
-            f'{_fix(passages(), unit_of)}'
+            f'{min(count, MIN_QUESTIONS)} are needed and at most {MAX_SHARE:.0%} of a corpus is held out; {_FIX}'
         )
     _add_passages(files, passages(), source, seed, max_documents, held_out, unit_of)
     if len(files.documents) < MIN_TRAINING_PASSAGES:
         raise UserError(
             f'{source}: {len(files.documents)} passages remain to train on, at least {MIN_TRAINING_PASSAGES} are '
-            f'needed; {_fix(passages(), unit_of)}'
+            f'needed; {_FIX}'
         )
     files.documents += two_hop_starts
     return files
-
-
-def _fix(passages: Iterable[tuple[int, Record]], unit_of: Callable[[Record], str]) -> str:
-    """Returns what to do about a corpus with too few questions, or too few passages to train on."""
-    counts = collections.Counter(unit_of(record) for _, record in passages)
-    name, largest = counts.most_common(1)[0] if counts else ('', 0)
-    # Whichever side of the split this document is on, the other side has little.
-    if largest > 1 and 2 * largest > counts.total():
-        return (
-            f'the document {short(name)} has {largest} of the {counts.total()} passages: divide it into documents with '
-            'titles of their own'
-        )
-    return 'give more or longer English texts'
 
 
 def _one_hop_reason(questions: Sequence[Json], num_starts: int, count: int) -> str:
@@ -331,19 +319,23 @@ def _repeated_sentences(
     passages: Iterable[tuple[int, Record]],
     candidates: Mapping[str, list[Passage]],
     found_chains: Iterable[CorpusChain],
+    left_out: LeftOut,
 ) -> set[str]:
     """Returns those of the sentences that may be asked about, in lower case, that occur more than once in the corpus.
 
-    Such a sentence does not belong to one passage, and another copy may be trained on.
+    Such a sentence does not belong to one passage, and another copy may be trained on. `left_out` counts all sentences
+    of the corpus that cannot be asked about.
     """
     asked: list[Sequence[str]] = [each.sentences for each in found_chains]
     asked += [passage.sentences for passage in itertools.chain.from_iterable(candidates.values())]
     counts = {text.lower(): 0 for text in itertools.chain.from_iterable(asked)}
     # All passages are searched, not only usable ones (`parse`): any copy of a sentence makes it repeated.
     for _, record in passages:
-        for sentence in sentences(split(record.contents)[1]):
+        for sentence in sentences(split(record.contents)[1], left_out):
             if sentence.lower() in counts:
                 counts[sentence.lower()] += 1
+                if counts[sentence.lower()] > 1:
+                    left_out.add('it occurs more than once', sentence)
     return {sentence for sentence, count in counts.items() if count > 1}
 
 
@@ -358,18 +350,38 @@ def _questions(passage: Passage, source: str, seed: int, repeats: set[str]) -> l
         if case is None or sentence.lower() in repeats:
             continue
         questions.append(passage.question_line(source, case, case.question, 1))
-    return sorted(questions, key=lambda q: (q['kind'] == 'word', hash_key(seed, q['question'])))
+    return sorted(questions, key=lambda q: (_RANKS[q['kind']], hash_key(seed, q['question'])))
+
+
+# Common words can often be guessed or replaced by others; names, numbers and terms cannot.
+_RANKS = {'name': 0, 'number': 0, 'term': 1, 'word': 2}
+_TERM_TOKENS = 3
 
 
 def _best_cloze(sentence: str, title: str, seed: int) -> Cloze | None:
-    """Returns one cloze of a sentence, about a name or number if possible; None if no cloze is usable."""
-    cases = [case for case in clozes(sentence) if chains.is_fair(case, title)]
-    # Words can often be guessed or replaced by others; names and numbers cannot.
-    preferred = [case for case in cases if case.kind != 'word'] or cases
-    if not preferred:
+    """Returns one cloze of a sentence, of the first kinds of `_RANKS`; None if no cloze is usable."""
+    cases = []
+    for case in clozes(sentence):
+        if case.kind == 'word' and _is_term(case.answer):
+            case = case._replace(kind='term')
+        if chains.is_fair(case, title):
+            cases.append(case)
+    if not cases:
         return None
+    best = min(_RANKS[case.kind] for case in cases)
+    preferred = [case for case in cases if _RANKS[case.kind] == best]
     # Chosen by a hash: the first cloze would always have its blank near the start.
     return preferred[hash_key(seed, sentence) % len(preferred)]
+
+
+def _is_term(word: str) -> bool:
+    """Returns whether a word is rare in English: of three tokens or more of a tokenizer that read Wikipedia."""
+    return len(_tokenizer().encode(f' {word}')) >= _TERM_TOKENS and not word.endswith('ly')
+
+
+@functools.cache
+def _tokenizer() -> tokenizers.Tokenizer:
+    return tokenizers.Tokenizer.from_file(str(ENGLISH_CHECKPOINT / 'tokenizer.json'))
 
 
 def _take(
@@ -377,14 +389,15 @@ def _take(
 ) -> list[dict[str, Any]]:
     """Returns at most `count` questions: one from every passage, then a second one from every passage, and so on.
 
-    The first passages of all documents come before their second ones.
+    The first passages of all documents come before their second ones, and common words after all others.
     """
     ranked = []
     for document in questions_of:
         # Passages without questions do not count, so that every document with a question has one of the first rank.
         for passage_number, questions in enumerate(filter(None, document)):
             for number, question in enumerate(questions):
-                ranked.append(((number, passage_number), question))
+                is_word = question['kind'] == 'word'
+                ranked.append(((is_word, number, passage_number), question))
     # Equal ranks stay in the order of the documents.
     ranked.sort(key=lambda item: item[0])
     return [question for _, question in ranked[:count]]
@@ -460,7 +473,40 @@ def find_candidates(
             _, document = sample.get(key) or (name, [])
             document.append(passage)
             sample.put(key, (name, document))
-    return dict(sample.ordered()), len(keys)
+    candidates = dict(sample.ordered())
+    for document in candidates.values():
+        # Not always the beginning of a document.
+        document.sort(key=lambda passage: hash_key(seed, passage.id))
+    return candidates, len(keys)
+
+
+def _spread(
+    passages: Iterable[tuple[int, Record]],
+    seed: int,
+    count: int,
+    document_of: Callable[[Record], str],
+) -> tuple[dict[str, list[Passage]], int]:
+    """Returns passages as units of the split, one of every document, then a second one of each, and their total.
+
+    Of a document `MAX_SHARE` of the passages are among them at most.
+    """
+    samples: dict[str, BottomK[Passage]] = {}
+    totals: collections.Counter[str] = collections.Counter()
+    for line, record in passages:
+        passage = parse(line, record)
+        if passage is not None:
+            name, key = document_of(record), hash_key(seed, record.id)
+            totals[name] += 1
+            sample = samples.setdefault(name, BottomK(count))
+            if sample.admits(key):
+                sample.put(key, passage)
+    ranked = []
+    for name, sample in samples.items():
+        most = max(1, int(MAX_SHARE * totals[name]))
+        for number, passage in enumerate(sample.ordered()[:most]):
+            ranked.append((number, hash_key(seed, name), passage))
+    ranked.sort(key=lambda item: item[:2])
+    return {f'\n{passage.id}': [passage] for _, _, passage in ranked}, totals.total()
 
 
 def held_out_count(
@@ -477,7 +523,10 @@ def held_out_count(
       total: number of documents in the corpus.
     """
     # Questions of the first documents, with one from each passage.
-    asked = itertools.accumulate(sum(map(bool, document)) for document in questions_of)
+    asked = itertools.accumulate(
+        sum(any(question['kind'] != 'word' for question in passage) for passage in document)
+        for document in questions_of
+    )
     needed = 1 + sum(number < count for number in asked)
-    usual = min(count, int(USUAL_SHARE * total))
+    usual = min(count, max(MIN_HELD_OUT, int(USUAL_SHARE * total)))
     return min(max(needed, usual), len(questions_of))

@@ -4,33 +4,36 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import lzma
 import os
 import pathlib
 import re
 from collections.abc import Callable, Iterator, Set
 
 from zeroplay_jax.extras.inputs.sentences import split_text
-from zeroplay_jax.extras.inputs.titles import split_title, without_front_matter
+from zeroplay_jax.extras.inputs.titles import first_line_title
 from zeroplay_jax.retrieval import json_text
 from zeroplay_jax.retrieval.command import warn_once
-from zeroplay_jax.retrieval.corpus import BadLines
+from zeroplay_jax.retrieval.corpus import TEXT_SUFFIXES, BadLines
 from zeroplay_jax.retrieval.json_text import Unusable
-from zeroplay_jax.retrieval.rows import COMPRESSED
+from zeroplay_jax.retrieval.rows import opened, suffix_of
 from zeroplay_jax.retrieval.types import Record, contents, short, split
 
 # Words of a passage that is cut from a longer text, as in Wikipedia-18.
 WORDS = 100
 # A passage that is longer by up to this factor is not cut: half a passage of Wikipedia-18 contains too few facts.
 TOLERANCE = 1.5
-_SUFFIXES = ('.txt', '.md')
-# Files that are named in the description of those left out.
-_NAMED_FILES = 5
+# Files that are named for each reason why some are left out.
+_NAMED_FILES = 3
 # Problems that are named one by one in a line; a folder can hold files with hundreds of suffixes.
 _NAMED_PROBLEMS = 8
 # First letters of texts that only a converter makes into prose.
 _MARKUP = re.compile(
-    r'\s*(?:<!doctype html|<html|<doc id="|\{\\rtf|[.\']\\"|\.th |warc/1\.[01]\r?\n)', re.IGNORECASE
+    r'\s*(?:<doc id="|\{\\rtf|[.\']\\"|\.(?:th|dd) |warc/1\.[01]\r?\n)', re.IGNORECASE
 )
+# What makes a text of a manual page, whose suffix is a section.
+_CONVERT = 'MANWIDTH=1000 man -P cat -l FILE > FILE.txt makes a text of a manual page, pandoc -t plain of most others'
+_SECTION = re.compile(r'\.[1-9][a-z]*')
 _SOFT_HYPHEN = '\u00ad'
 # A word divided at the end of a line, by the hyphen of ASCII or the one that typesetters write.
 _DIVIDED = re.compile(r'(?<![^\W_])([^\W_]+)[-\u2010][ \t]*\n[ \t]*([^\W_]+)')
@@ -43,20 +46,28 @@ _SUSPENDED = ('and', 'or', 'to')
 _MORE_COMPOUNDS = 3
 
 
-def read_text(path: pathlib.Path) -> str:
-    """Returns the content of a text file, its lines ended by line feeds, its divided words joined, nothing overstruck.
+def read_text(path: pathlib.Path) -> tuple[str, str]:
+    """Returns (title, text) of a text file, as a reader sees them; ('', text) without a title.
+
+    Lines end with line feeds; of plain text divided words are joined, and nothing is overstruck.
 
     Raises:
       OSError: it cannot be read.
       Unusable: it is no UTF-8 text, or markup that only a converter makes into one.
     """
-    text = json_text.decode(path.read_bytes())
+    with opened(path) as stream:
+        text = json_text.decode(stream.read())
     if _MARKUP.match(text):
-        raise Unusable(
-            'HTML, a manual page or other markup; convert it to plain text (pandoc -t plain)'
-        )
+        raise Unusable(f'a manual page or other markup; {_CONVERT}')
     text = text.replace('\r\n', '\n').replace('\r', '\n')
-    return join_divided_words(_OVERSTRUCK.sub('', text))
+    # Its libraries take a moment to load.
+    from zeroplay_jax.extras.inputs import markup
+
+    form = markup.form_of(path, text)
+    if form:
+        title, text = markup.read(form, text)
+        return (title, text) if title else first_line_title(text)
+    return first_line_title(join_divided_words(_OVERSTRUCK.sub('', text)))
 
 
 def join_divided_words(text: str) -> str:
@@ -115,7 +126,7 @@ def files_of(source: pathlib.Path) -> list[pathlib.Path]:
     """Returns the texts in a folder; of a single text itself."""
     if not source.is_dir():
         return [source]
-    texts = [path for path in files_below(source) if path.suffix.lower() in _SUFFIXES]
+    texts = [path for path in files_below(source) if suffix_of(path) in TEXT_SUFFIXES]
     return [path for path in texts if path.is_file() and not path.name.startswith('.')]
 
 
@@ -162,20 +173,22 @@ class Inventory:
       problems: reason → number of units that are not. Files of other formats and bad lines of a corpus file are among
         them. Passages of a corpus file are counted here even where they are kept (see `write_clean`).
       passages: number of passages that were written.
-      first_names: of a folder, the names of the first unusable files, in the order of all names.
+      names: of a folder, reason → names of the first files of that reason, in the order of all names.
     """
 
     unit: str
     usable: int = 0
     problems: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     passages: int = 0
-    first_names: list[str] = dataclasses.field(default_factory=list)
+    names: dict[str, list[str]] = dataclasses.field(default_factory=dict)
 
     def add(self, number: int, problem: str, name: str = '') -> None:
         """Counts one unusable unit; `name` is that of a file, `number` is not used (see `corpus.BadLines.add`)."""
-        self.problems[re.split(' at byte|;', problem)[0]] += 1
+        reason = re.split(' at byte', problem)[0]
+        self.problems[reason] += 1
         if name:
-            self.first_names = sorted([*self.first_names, _printable(name)])[:_NAMED_FILES]
+            names = [*self.names.get(reason, ()), _printable(name)]
+            self.names[reason] = sorted(names)[:_NAMED_FILES]
 
     def left_out(self) -> str:
         """Returns what becomes of the unusable units, in a line; '' without any."""
@@ -184,11 +197,7 @@ class Inventory:
         # In a file of passages, all but empty ones are indexed (see `write_clean`).
         consequence = 'left out' if self.unit == 'files' else 'not asked about'
         total = self.usable + self.unusable
-        line = f'{self.unusable} of {total} {self.unit} are {consequence}: {self}'
-        if self.first_names:
-            line += f'; they are {", ".join(self.first_names)}'
-        more = self.unusable - len(self.first_names)
-        return f'{line} and {more} more' if self.first_names and more else line
+        return f'{self.unusable} of {total} {self.unit} are {consequence}: {self}'
 
     @property
     def unusable(self) -> int:
@@ -198,7 +207,11 @@ class Inventory:
     def __str__(self) -> str:
         # The most frequent problem comes first, ties by name, so that the same source gives the same line.
         ordered = sorted(self.problems.items(), key=lambda item: (-item[1], item[0]))
-        counts = [f'{count} {problem}' for problem, count in ordered[:_NAMED_PROBLEMS]]
+        counts = []
+        for problem, count in ordered[:_NAMED_PROBLEMS]:
+            names = ', '.join(self.names.get(problem, ()))
+            more = ', …' if count > _NAMED_FILES else ''
+            counts.append(f'{count} {problem} ({names}{more})' if names else f'{count} {problem}')
         others = sum(count for _, count in ordered[_NAMED_PROBLEMS:])
         return ', '.join([*counts, f'{others} others'] if others else counts)
 
@@ -214,8 +227,10 @@ def _count_other_files(
     """Counts the files of a folder that are not read as texts as problems of `inventory`, by their suffix."""
     for path in files_below(source):
         if path not in texts:
-            suffix = _printable(path.suffix.lower()) or 'without suffix'
-            problem = f'{suffix} (unpack them)' if suffix in COMPRESSED else suffix
+            suffix = suffix_of(path)
+            problem = _printable(suffix) or 'without suffix'
+            if _SECTION.fullmatch(suffix):
+                problem = f'manual pages ({_CONVERT})'
             if not path.exists():
                 problem = 'links to nothing'
             if path.name.startswith('.'):
@@ -248,14 +263,14 @@ def passages_of(
     for number, path in enumerate(files, 1):
         name = text_name(source, path)
         try:
-            whole_text = read_text(path)
-            problem = problem_of(without_front_matter(whole_text))
-        except (OSError, Unusable) as error:
+            title, text = read_text(path)
+            problem = problem_of(text)
+        # The last two: of a packed file.
+        except (OSError, Unusable, EOFError, lzma.LZMAError) as error:
             problem = getattr(error, 'strerror', None) or str(error)
         if problem is not None:
             skipped.add(number, problem, name)
             continue
-        title, text = split_title(whole_text, name)
         parts = split_text(text, passage_words) if passage_words else _blocks_of_words(text)
         if not parts:
             skipped.add(number, 'empty', name)
