@@ -522,11 +522,13 @@ def held_out_count(
       count: number of questions.
       total: number of documents in the corpus.
     """
-    # Questions of the first documents, with one from each passage.
-    asked = itertools.accumulate(
+    # Of each document the passages with a question about more than a common word.
+    numbers = [
         sum(any(question['kind'] != 'word' for question in passage) for passage in document)
         for document in questions_of
-    )
-    needed = 1 + sum(number < count for number in asked)
-    usual = min(count, max(MIN_HELD_OUT, int(USUAL_SHARE * total)))
+    ]
+    needed = 1 + sum(number < count for number in itertools.accumulate(numbers))
+    asked = itertools.accumulate(number > 0 for number in numbers)
+    least = 1 + sum(number < MIN_HELD_OUT for number in asked)
+    usual = min(count, max(least, int(USUAL_SHARE * total)))
     return min(max(needed, usual), len(questions_of))
