@@ -127,6 +127,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def charset(self, content):
         self.reply(400, b'gone: \xff\xc3\xa9', Content_Type='text/plain; charset=hex')
 
+    def html(self, content):
+        self.reply(200, b'<html>', Content_Type='text/html')
+
+    def cut(self, content):
+        self.reply(200, content[:30], Content_Length=str(len(content)))
+        self.close_connection = True
+
     def sse(self, content):
         self.reply(405)
 

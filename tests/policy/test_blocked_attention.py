@@ -72,21 +72,16 @@ def test_bfloat16_is_as_near_to_float32_as_dense_attention_is():
 
 @pytest.mark.parametrize('window', [0, 1, 40])
 def test_no_pair_of_blocks_is_visited_for_nothing(window):
-    """Results would not show it: but for the diagonal and what a row's neighbour needs, a visited pair has tokens."""
-    rng = np.random.default_rng(window)
-    segment = np.zeros((3, 160), np.int32)
-    for row in segment:
-        used = int(rng.integers(80, 161))
-        cuts = np.sort(rng.integers(0, used + 1, 5))
-        row[:used] = 1 + np.searchsorted(cuts, np.arange(used), side='right')
+    """Results would not show it: on average, a block visits one more than have tokens that it sees."""
+    segment = np.repeat([[1, 2, 3, 0], [1, 2, 2, 2]], [40, 60, 40, 20], 1)
     mask = np.asarray(attention.packed_mask(segment, window))
-    needed = mask.reshape(3, 10, 16, 10, 16).any((0, 2, 4))
-    blocks = jnp.asarray(segment.reshape(3, 10, 16).swapaxes(0, 1))
+    needed = mask.reshape(2, 10, 16, 10, 16).any((0, 2, 4))
+    blocks = jnp.asarray(segment.reshape(2, 10, 16).swapaxes(0, 1))
     first, last = map(np.asarray, blocked_attention._ranges(blocks, window))
-    own, other = np.arange(10)[:, None], np.arange(10)[None]
+    own, other = np.arange(10)[:, None], np.arange(10)
     visited = (first[:, None] <= other) & (other <= own)
     # The backward pass visits the same pairs.
-    np.testing.assert_array_equal(visited, (other <= own) & (own <= last[None]))
+    np.testing.assert_array_equal(visited, (other <= own) & (own <= last))
     assert not (needed & ~visited).any() and visited.sum() <= needed.sum() + 10
 
 

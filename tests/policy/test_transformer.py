@@ -132,19 +132,6 @@ def test_what_is_kept_for_the_backward_pass(params):
     assert nothing < weights + (CONFIG.layers + 2) * 256 * 32 * 4 + 4 * 256 * 256 * 4
 
 
-# Rotary embedding
-
-
-@pytest.mark.parametrize('remat', [False, True])
-def test_cos_and_sin_are_not_computed_in_every_use(params, remat):
-    """As XLA's CPU backend does, per layer, head and gradient, where it may fuse them into their uses."""
-    config = dataclasses.replace(CONFIG, remat=remat)
-    summed = lambda p: jnp.sum(transformer.hidden(config, p, *batch(config)))
-    compiled = jax.jit(jax.grad(summed)).lower(params).compile().as_text()
-    # CONFIG has two kinds of layers, with and without a sliding window, whose angles differ.
-    assert compiled.count(' cosine(') == compiled.count(' sine(') == 2
-
-
 # Mixed precision
 
 

@@ -238,13 +238,6 @@ def test_a_list_without_an_end_is_one_line(process, opened):
         opened(a=process({}, tools=tools, pages=pages))
 
 
-def test_a_command_that_does_not_begin_in_time_is_told_from_a_wrong_one(tmp_path):
-    server = {'command': 'sleep', 'args': ['60']}
-    (tmp_path / 'mcp.json').write_text(json.dumps({'mcpServers': {'a': server}}))
-    with pytest.raises(UserError, match='once by hand, or raise config.tools.mcp_seconds'):
-        mcp_tools.list_tools(str(tmp_path / 'mcp.json'), 0.5)
-
-
 @pytest.mark.fault('F6', 'a server that speaks SSE alone')
 def test_a_server_that_speaks_sse_is_named_as_such():
     with Web() as server:
@@ -265,3 +258,15 @@ def test_keys_in_an_address_and_its_headers_are_sent_and_hidden(opened, monkeypa
         assert call(tools['echo']).error == 'failed'
     line = caplog.records[0].getMessage()
     assert 'redirects to' in line and 'key-of' not in line
+
+
+@pytest.mark.fault('new-mcp-http', 'replies over HTTP that are cut, compressed, of other kinds')
+@pytest.mark.parametrize('mode', ['cut', 'compressed', 'html', 'charset'])
+def test_a_bad_reply_over_http_fails_at_once_and_alone(opened, mode, caplog):
+    with Web() as server:
+        tools = opened(a={'url': f'{server.address}/mcp'})
+        server.mode = mode
+        assert call(tools['echo']).error == 'failed'
+        server.mode = 'good'
+        assert call(tools['echo']).text == 'fine'
+    assert 'no result within' not in caplog.text

@@ -8,7 +8,6 @@ import subprocess
 
 import pytest
 
-from zeroplay_jax.rollout.call_syntax import SYNTAXES
 from zeroplay_jax.tools.base import Invocation
 
 pytest.importorskip('mcp')
@@ -20,7 +19,7 @@ PAGE = (pathlib.Path(__file__).parents[3] / 'docs' / 'tools.md').read_text()
 @pytest.mark.long
 @pytest.mark.skipif(not shutil.which('npm'), reason='npm is not installed')
 @pytest.mark.fault('F6', 'three public servers as processes')
-def test_the_servers_of_the_page_answer_the_calls_that_prompts_show(tmp_path, monkeypatch):
+def test_the_servers_of_the_page_answer(tmp_path, monkeypatch):
     packages = sorted(set(re.findall(r'@modelcontextprotocol/server-[a-z]+', PAGE)))
     done = subprocess.run(['npm', 'install', '--silent', *packages], cwd=tmp_path)
     if done.returncode:
@@ -48,13 +47,6 @@ def test_the_servers_of_the_page_answer_the_calls_that_prompts_show(tmp_path, mo
     for name, (arguments, words) in calls.items():
         tool = tools[name]
         tool.check()
-        for syntax in SYNTAXES.values():
-            example = tool.example_arguments
-            assert syntax.read_call(syntax.write_call(tool, example), tools) == (
-                name,
-                example,
-                None,
-            )
         (result,) = tool.run([Invocation(arguments)])
         assert result.error is None and words in result.text, name
     for tool in tools.values():
