@@ -2,6 +2,7 @@
 
 import asyncio
 import pathlib
+import re
 
 import jax
 import numpy as np
@@ -181,6 +182,24 @@ def test_a_tool_of_the_notebook_takes_the_place_of_the_search(policy, index):
     text = zp.show(rollout)
     assert '[search: ok]' in text and 'Nothing is known.' in text and rollout.finish in text
     assert 'left out' not in text
+
+
+class LongSearch(FixedSearch):
+    def run(self, calls):
+        return [ToolResult(text=f'Lomi {"and Gumu " * 2_000}end') for _ in calls]
+
+
+def test_the_shown_results_are_what_the_policy_read(policy, index):
+    arguments = {'tools': [LongSearch()], 'temperature': 0.0}
+    ((rollout,),) = zp.sample_rollouts(policy, index, [index.questions[0].text], **arguments)
+    limit = policy.config.rollout.observation_tokens
+    whole = len(policy.codec.encode(rollout.turns[0].call.text))
+    pattern = r'ok\] (.*?) \[… (\d+) tokens left out\]'
+    read, left_out = re.search(pattern, zp.show(rollout), re.S).groups()
+    assert 'Lomi and Gumu' in read and 'end' not in read
+    assert len(policy.codec.encode(read)) <= limit
+    # The tags around the result are a few tokens.
+    assert whole - limit <= int(left_out) <= whole - limit + 20
 
 
 # ---- wrong arguments: one line with the function, the argument and the fix -----------------------------------

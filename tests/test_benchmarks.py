@@ -12,6 +12,7 @@ from benchmarks import rollout as bench
 from benchmarks.command import RESULTS
 from benchmarks.peers import workload
 from zeroplay_jax.configuration import fields, rules
+from zeroplay_jax.evaluation.statistics import difference, interval_text
 
 pytestmark = pytest.mark.results
 
@@ -81,6 +82,35 @@ def test_the_pages_have_the_figures_of_self_play_and_its_controls():
         f'(mean of 3 seeds) | {means("supervised_same")} |',
     ):
         assert row in page('README.md')
+
+
+def test_the_page_has_the_figures_of_other_starts_and_of_fresh_questions():
+    results = page('docs/results.md')
+    for variant, rows in by(stored('starts.tsv'), 'variant').items():
+        arms = by(rows, 'arm')
+        played = arms['selfplay']
+        # The start is one policy, whatever is trained from it.
+        start, after = cells(played[:1], hops(3, 4, 'start ')), cells(played, hops(3, 4, 'after '))
+        name, proposals = variant or 'of the package', played[0]['long proposals']
+        assert f'| {name} | {start} | {proposals} | {after} |' in results
+        if variant == 'parts last':
+            assert f'| start | {cells(played[:1], hops(3, 6, "start "))} |' in results
+            for of_arm in arms.values():
+                assert f'| {cells(of_arm, hops(3, 6, "after "))} |' in results
+    runs = {}
+    for row in stored('fresh.tsv'):
+        runs.setdefault(row['policy'].rpartition('-')[0], []).append(row)
+    for rows in runs.values():
+        assert f'| {cells(rows, hops(3, 6))} |' in results
+
+
+def test_the_page_says_what_credit_per_turn_has_shown():
+    arms = by(stored('turn_credit.tsv'), 'arm')
+    by_outcome, by_turn = (
+        [float(row['3 and 4']) for row in arms[f'{name}_credit']] for name in ('outcome', 'turn')
+    )
+    gain = difference([0.0], np.subtract(by_turn, by_outcome))
+    assert interval_text(gain, sign='+') in page('examples/turn_credit/README.md')
 
 
 def test_the_stored_table_of_claims_is_that_of_the_stored_runs(tmp_path):

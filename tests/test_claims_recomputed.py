@@ -242,3 +242,30 @@ def mean(arm, point, column=CORRECT, seeds=24):
 
 def share(value):
     return f'{value:.2f}'.lstrip('0')
+
+
+def interval_of(values):
+    """(mean, low, high) of differences, from the larger of the standard errors."""
+    half = max(error * stats.t.isf(0.025, count) for error, count in standard_errors(values))
+    return [values.mean(), values.mean() - half, values.mean() + half]
+
+
+def test_the_page_has_these_means_and_intervals():
+    for title, arm in {
+        'Dr. Zero': 'drzero',
+        'SSP': 'ssp',
+        'π-Play': 'piplay',
+        'DSPO': 'dspo',
+    }.items():
+        assert f'| {title} | {share(mean(arm, 0))} → {share(mean(arm, -1))} |' in PAGE
+    rubrics = f'rubrics {share(mean("scope", 0, RUBRICS))} → {share(mean("scope", -1, RUBRICS))}'
+    assert f'{rubrics}, questions {share(mean("scope", 0))} → {share(mean("scope", -1))}' in PAGE
+    intervals = [interval_of(table_of('dspo grpo', 'drzero', 'final', CORRECT, 16))]
+    for row in ROWS:
+        for result in row['measures'].values():
+            intervals.append([result['difference'], *result['interval']])
+    pattern = r'[−+]?(\.\d{3}) \[[−+]?(\.\d{3}), [−+]?(\.\d{3})\]'
+    shown = [sorted(map(float, figures)) for figures in re.findall(pattern, PAGE)]
+    assert len(shown) == 3
+    computed = np.sort(np.abs(intervals))
+    assert all(np.any(np.all(np.abs(computed - figures) < 6e-4, axis=1)) for figures in shown)

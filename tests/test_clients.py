@@ -1,6 +1,7 @@
 """What holds for the clients of search servers, MCP servers, judges and served policies alike (retrieval/web.py)."""
 
 import asyncio
+import concurrent.futures
 import functools
 import json
 import logging
@@ -12,8 +13,10 @@ import sys
 import threading
 import types
 
+import httpx2
 import numpy as np
 import pytest
+import web_servers
 from web_servers import Web
 
 from zeroplay_jax.configs import common
@@ -229,6 +232,23 @@ def test_a_key_that_a_server_quotes_is_hidden(ask, server, caplog):
     assert KEY not in line and KEY not in caplog.text
 
 
+@pytest.mark.fault('nov29-web-9', 'charset=hex in the head of an error')
+def test_the_charset_that_a_server_names_is_not_used(ask, server):
+    server.mode = 'charset'
+    answered, line = ask(server.address)
+    assert not answered and 'Assertion' not in line
+    assert ask.func is call or 'gone: \ufffdé' in line
+
+
+@pytest.mark.fault('nov29-web-12', 'OPENAI_ORG_ID and OPENAI_PROJECT_ID')
+def test_the_account_of_the_environment_is_sent_with_its_key(server, monkeypatch):
+    monkeypatch.setenv('OPENAI_ORG_ID', 'org-1')
+    monkeypatch.setenv('OPENAI_PROJECT_ID', 'project-1')
+    assert judge(server.address, None) == (True, '')
+    sent = server.headers
+    assert (sent['OpenAI-Organization'], sent['OpenAI-Project']) == ('org-1', 'project-1')
+
+
 @pytest.mark.fault('nov29-web-11', 'Retry-After of fractions, pauses that grow')
 def test_the_pauses_between_attempts(monkeypatch):
     pauses = []
@@ -277,6 +297,60 @@ def test_connections_outlive_event_loops(server, caplog):
         counts.append(len(os.listdir('/proc/self/fd')))
     assert counts == counts[:1] * 4
     assert not caplog.records
+
+
+@pytest.mark.fault('nov29-web-1', 'first requests of many threads at once')
+def test_the_first_requests_of_many_threads_share_one_event_loop(server, monkeypatch):
+    threads, first_use = 16, web._event_loop.__wrapped__
+    names = lambda: [thread.name for thread in threading.enumerate()]
+    running = names().count('requests')
+    for loops in range(running + 1, running + 6):
+        monkeypatch.setattr(web, '_event_loop', functools.cache(first_use))
+        begin = threading.Barrier(threads, timeout=SECONDS)
+        backend = Http(server.address, retries=0)
+
+        def search_first(name, begin=begin, backend=backend):
+            begin.wait()
+            return backend.retrieve([name], 1)
+
+        with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+            assert len(list(pool.map(search_first, map(str, range(threads))))) == threads
+        assert names().count('requests') == loops
+
+
+class Crowd:
+    """In place of an HTTP client: counts the requests in progress, of which the first ones wait for 512."""
+
+    def __init__(self):
+        self.now = self.most = 0
+        self.is_full = asyncio.Event()
+
+    async def request(self, method, url, json):
+        self.now += 1
+        self.most = max(self.most, self.now)
+        if self.now >= 512:
+            self.is_full.set()
+        await self.is_full.wait()
+        await asyncio.sleep(0.05)
+        self.now -= 1
+        return httpx2.Response(200, json=web_servers.CHAT)
+
+    async def aclose(self):
+        """Has no connections."""
+
+
+@pytest.mark.fault('nov29-web-5', 'hundreds of judgements in training at once')
+def test_the_requests_of_a_judge_at_once_are_bounded(monkeypatch):
+    crowd = Crowd()
+    monkeypatch.setattr(web, 'open_client', lambda *_: crowd)
+    writer = endpoint_writer(settings('http://127.0.0.1').judge, prompts.select('full'))
+    referee = Judge(writer, (3, 5))
+
+    async def judge_all():
+        return await asyncio.gather(*[referee.correct((n,), 'q', ['a'], 'a') for n in range(600)])
+
+    assert asyncio.run(judge_all()) == [True] * 600
+    assert crowd.most == 512
 
 
 FORKED = """

@@ -1,24 +1,31 @@
-"""What commands have in common: flags as on the pages, and Ctrl-C."""
+"""What commands have in common: a list, flags as on the pages, Ctrl-C, progress for people alone."""
 
 import argparse
 import json
+import os
 import pathlib
+import pty
 import re
 import shlex
 import signal
+import subprocess
 import sys
+import termios
 import time
 import tomllib
 
 import pytest
 from forked_commands import load_libraries, run_in_fork
 from page_commands import PYTHON, as_module, commands
-from python_process import ROOT, finish, run_python, start, wait_for
+from python_process import ROOT, finish, run_python, start, start_python, wait_for
 from removed_extras import has_left
+from run_files import count_steps
 
+from zeroplay_jax import __main__ as package
 from zeroplay_jax.commands import COMMANDS as NAMES
 from zeroplay_jax.commands import to_copy
 from zeroplay_jax.configuration import command_line
+from zeroplay_jax.extras import EXTRAS
 
 COMMANDS = sorted(
     '.'.join(path.relative_to(ROOT).with_suffix('').parts).removesuffix('.__main__')
@@ -107,6 +114,21 @@ def test_commands_of_pages_have_flags_and_fields_that_exist(helps):
     assert checked > 60
 
 
+def test_the_package_lists_its_commands_and_each_has_a_help(helps, capsys):
+    assert package.main([]) == 0
+    for command, line in zip(NAMES, capsys.readouterr().out.splitlines()):
+        assert line.startswith(f'zeroplay {command} ') and line.endswith('.')
+    runnable = {name.removeprefix('zeroplay_jax.') for name in COMMANDS}
+    # What trains the checkpoints that come with the package is for its developers.
+    of_users = {name for name in runnable if re.fullmatch(r'\w+|retrieval\.\w+|mini\.sample', name)}
+    of_extras = {f'extras.{name}' for name, extra in EXTRAS.items() if extra.is_command}
+    assert of_users - {'zeroplay_jax'} | of_extras == set(NAMES.values())
+    assert package.main(['evalute']) == 2
+    assert 'did you mean evaluate?' in capsys.readouterr().err
+    for module, (status, text) in helps.items():
+        assert status == 0 and 'Traceback' not in text, module
+
+
 def test_a_printed_command_runs_where_it_is_copied(tmp_path, monkeypatch):
     programs, others = tmp_path / 'bin', tmp_path / 'others'
     monkeypatch.setattr(sys, 'executable', f'{programs}/python')
@@ -138,6 +160,25 @@ def test_ctrl_c_is_one_line(tmp_path):
     _, err = finish(running, 130)
     assert 'Traceback' not in err
     assert 'the same command resumes the run' in err.strip().split('\n')[-1]
+
+
+@pytest.mark.long
+@pytest.mark.fault('nov29-C1', 'Ctrl-C at moments after steps, each with a checkpoint')
+def test_ctrl_c_while_a_step_is_saved_is_one_line(tmp_path):
+    from test_run import SMALL
+
+    words = ['-m', 'zeroplay_jax.main', '--config=configs/quickstart.py', *SMALL]
+    words += [f'--workdir={tmp_path}/run', '--config.checkpoint.every=1']
+    for moment in range(6):
+        steps = count_steps(tmp_path / 'run')
+        running = start_interruptible(*words)
+        wait_for(lambda steps=steps: count_steps(tmp_path / 'run') > steps, running)
+        time.sleep(0.03 * moment)
+        running.send_signal(signal.SIGINT)
+        # A save that was interrupted half-way took five minutes to end.
+        _, err = running.communicate(timeout=120)
+        assert running.returncode == 130 and 'Traceback' not in err
+        assert 'the same command resumes the run' in err.strip().split('\n')[-1]
 
 
 @pytest.mark.parametrize(
@@ -178,3 +219,65 @@ print(jax.device_count())
     for program, flags, devices in ((code, '', '3'), (code, five, '5'), (used, '', '1')):
         done = run_python('-c', program, XLA_FLAGS=flags)
         assert done.stdout.strip() == devices, done.stderr
+
+
+def on_a_terminal(code):
+    """What a program draws on a terminal of 24 lines and 80 columns."""
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 80))
+    command = [sys.executable, '-c', code]
+    drawn = subprocess.Popen(command, cwd=ROOT, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    shown = b''
+    try:
+        while piece := os.read(ours, 4096):
+            shown += piece
+    except OSError:  # Linux says so when the other end is closed
+        os.close(ours)
+    assert drawn.wait() == 0, shown.decode()
+    return shown.decode()
+
+
+def test_a_bar_is_drawn_on_a_terminal_and_nowhere_else():
+    code = """import os, sys, time
+from zeroplay_jax.retrieval import progress
+progress._LOOK_SECONDS = 0.01
+with progress.Bar(9, 'steps', leave=True) as steps, progress.Bar(None, 'rollouts', 'play [1]') as rollouts:
+    steps.update(2)
+    rollouts.update(5)
+    time.sleep(2.2)
+    print('a', 'notice', file=sys.stderr)
+    print('result')
+    if os.isatty(2): os._exit(0)
+"""
+    assert finish(start_python('-c', code)) == ('result\n', 'a notice\n')
+    shown = on_a_terminal(code)
+    # The time goes on.
+    assert re.search(r'2/9 steps, 0:00:0[1-9]; play \[1\]: 5 rollouts, 0:00:0', shown)
+    # Above the bar, which has one line: of two, what a library prints between them would be erased.
+    assert '\x1b[2Ka notice\r\n' in shown and '\x1b[1A' not in shown
+    # An early end does not lose the cursor, because it is never hidden.
+    assert '\x1b[?25' not in shown
+
+
+def test_where_no_terminal_is_a_line_is_printed_from_time_to_time():
+    code = """import time
+from zeroplay_jax.retrieval import progress
+from zeroplay_jax.retrieval.command import quiet
+progress._LINE_SECONDS = progress._LOOK_SECONDS = 0.01
+with progress.clock('build'), quiet():
+    time.sleep(0.1)
+with progress.Bar(4, 'steps', initial=1) as bar:
+    bar.note = 'reward 0.53'
+    for _ in range(2):
+        time.sleep(0.5)
+        bar.update()
+    time.sleep(0.1)
+with progress.Bar(5, 'files', shown=False), progress.clock('silent', shown=False):
+    time.sleep(0.1)
+"""
+    _, printed = finish(start_python('-c', code))
+    assert printed.startswith('build: 0:00:00\n') and '\x1b' not in printed
+    # Messages of libraries are hidden, and what was done before does not count for the speed.
+    assert re.search(r'3/4 steps, 0:00:01, 0:00:0\d left, reward 0.53\n', printed)
+    assert 'files' not in printed and 'silent' not in printed

@@ -10,6 +10,7 @@ import pytest
 from python_process import ROOT, run_python
 from removed_extras import has_left
 
+from zeroplay_jax.configs import common
 from zeroplay_jax.configuration import fields, rules
 from zeroplay_jax.configuration.reference import reference
 from zeroplay_jax.run import loop
@@ -158,6 +159,14 @@ def test_the_derived_recipe_of_the_documentation_works(tmp_path, monkeypatch):
     rules.check(config)
     for name in [name for name in sys.modules if name.split('.')[0] == 'their_package']:
         del sys.modules[name]  # other tests have packages of this name
+
+
+def test_the_page_about_preemption_names_all_fields_that_a_resumed_run_may_change():
+    text = (ROOT / 'docs/tpu-gpu.md').read_text(encoding='utf-8')
+    paragraph = next(part for part in text.split('\n\n') if '`distributed.…`' in part)
+    named = re.findall(r'`([^`]+)`', paragraph)
+    for field in fields.changeable_fields(common.get_config()):
+        assert field in named or f'{field.partition(".")[0]}.…' in named, field
 
 
 def test_the_files_to_read_exist():

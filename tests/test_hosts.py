@@ -15,8 +15,8 @@ from host_processes import (
     play,
     processes_of_script,
 )
-from python_process import FLAGS, PIPES, ROOT, config_flags, run_python
-from run_files import lines, without_clock
+from python_process import FLAGS, PIPES, ROOT, config_flags, run_python, wait_for
+from run_files import count_steps, lines, summary_of, without_clock
 from safetensors.numpy import load_file
 from test_run import AHEAD
 
@@ -118,6 +118,21 @@ def test_two_processes_learn_what_one_learns(one, two):
 
 
 @pytest.mark.long
+def test_a_signal_to_one_process_saves_the_same_step_in_all(two, tmp_path):
+    """Whatever `checkpoint.every` is; the same command then ends as if nothing had happened."""
+    workdir = tmp_path / 'run'
+    running = play(workdir, 2, '--config.checkpoint.every=50')
+    wait_for(lambda: count_steps(workdir) >= 2, *running)
+    running[1].send_signal(signal.SIGTERM)
+    texts = [process.communicate(timeout=120)[0] for process in running]
+    assert [process.returncode for process in running] == [75, 75], texts
+    assert max(saved_steps(workdir / 'checkpoints')) == len(metrics(workdir))
+    finish(play(workdir, 2))
+    assert read(workdir, 'trajectories.jsonl') == read(two, 'trajectories.jsonl')
+    assert metrics(workdir) == metrics(two)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize('writers', [1, 2])
 def test_a_checkpoint_serves_either_number_of_processes(writers, one, two, tmp_path):
     whole = (one, two)[writers - 1]
@@ -131,6 +146,16 @@ def test_a_checkpoint_serves_either_number_of_processes(writers, one, two, tmp_p
     assert f'resumes at step {steps[1]} of' in out[0]
     assert read(workdir, 'trajectories.jsonl') == read(whole, 'trajectories.jsonl')
     assert (workdir / 'policy' / 'policy' / 'model.safetensors').exists()
+
+
+@pytest.mark.long
+def test_two_processes_that_train_nothing_both_stop_with_status_3(tmp_path):
+    # Every rollout ends after its first token, and those that end at a limit are not trained on.
+    flags = 'rollout.turn_tokens=1 rollout.truncated=drop stop_after_empty_steps=2'
+    running = play(tmp_path / 'run', 2, *config_flags(flags))
+    out = [process.communicate(timeout=600)[0] for process in running]
+    assert [process.returncode for process in running] == [3, 3], out
+    assert '2 steps in a row' in summary_of(tmp_path / 'run')['stopped']
 
 
 BREAKS = """

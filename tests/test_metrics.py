@@ -6,6 +6,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from run_records import write_record
 
 from zeroplay_jax.runtime import log
 from zeroplay_jax.runtime.log import JsonLines, MetricsWriter
@@ -117,3 +118,39 @@ def test_a_service_that_cannot_be_opened_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setitem(log._WRITERS, 'wandb', refuse)
     with pytest.raises(UserError, match=r'config.log.writers: wandb cannot be opened \(no key\)'):
         MetricsWriter(tmp_path, 0, ('wandb',))
+
+
+def write_twice(workdir, writer):
+    """The steps of a run that was killed at step 3 and went on from step 2; the writers of both parts."""
+    write_record(workdir, {})
+    written = []
+    for first in (0, 2):
+        metrics = MetricsWriter(workdir, first, (writer,))
+        for step in range(first, first + 3):
+            metrics.write_scalars(step, 0, 'solver', {'x:y': float(step)})
+        written.append(metrics._curves[0]._writer)
+        metrics.close()
+    return written
+
+
+def test_wandb_continues_its_run(tmp_path, monkeypatch):
+    pytest.importorskip('wandb', reason='wandb is not installed')
+    monkeypatch.setenv('WANDB_MODE', 'offline')
+    one, two = write_twice(tmp_path, 'wandb')
+    assert one._run.id == two._run.id
+    folders = sorted((tmp_path / 'wandb').glob('offline-run-*'))
+    assert len(folders) == 2 and all(list(folder.glob('*.wandb')) for folder in folders)
+
+
+def test_mlflow_has_every_step_once(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip('mlflow', reason='mlflow is not installed')
+    monkeypatch.setenv('MLFLOW_TRACKING_URI', (tmp_path / 'store').as_uri())
+    monkeypatch.setenv('MLFLOW_ALLOW_FILE_STORE', 'true')
+    monkeypatch.setenv('MLFLOW_EXPERIMENT_NAME', 'tests')
+    write_twice(tmp_path / 'run', 'mlflow')
+    client = mlflow.MlflowClient()
+    experiment = client.get_experiment_by_name('tests').experiment_id
+    (run,) = client.search_runs([experiment])
+    history = client.get_metric_history(run.info.run_id, 'solver/x_y')
+    assert [(entry.step, entry.value) for entry in history] == [(n, float(n)) for n in range(5)]
+    assert run.info.run_name == 'run'

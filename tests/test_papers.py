@@ -1,7 +1,8 @@
-"""The rows of the five papers: each has the model, the engine, the metric and the steps that its paper states."""
+"""The tables and figures of five papers, and their rows: each has the model, metric and steps that its paper states."""
 
 import json
 import re
+import tomllib
 
 import pytest
 from python_process import ROOT, config_flags, run_python
@@ -11,6 +12,31 @@ from zeroplay_jax.configuration import fields
 from zeroplay_jax.mini.world import World, evaluation_questions
 from zeroplay_jax.runtime import record
 from zeroplay_jax.selfplay import recipe as recipes
+
+# Numbers of tables and figures, appendices included. π-Play's first four tables have none in its text.
+NUMBERS = {
+    'SSP': (range(1, 16), range(1, 8)),
+    'π-Play': (range(5, 12), range(1, 11)),
+    'Dr. Zero': (range(1, 10), range(1, 15)),
+    'DSPO': (range(1, 2), range(1, 4)),
+    'SCOPE': (range(1, 12), range(1, 19)),
+}
+
+
+def test_every_table_and_figure_of_a_paper_has_a_command_or_a_reason():
+    papers = tomllib.loads((ROOT / 'docs' / 'papers.toml').read_text(encoding='utf-8'))
+    there, named = set(), set()
+    for name, row in papers.items():
+        assert row.keys() & {'command', 'report', 'not'}, name
+        named |= {*row.get('rows', ())}
+        paper, _, place = name.partition(', ')
+        for kind, listed in re.findall(r'(table|figure)s? ((?:\d+[a-d]?(?:, | to )?)+)', place):
+            for first, last in re.findall(r'(\d+)[a-d]?(?: to (\d+))?', listed):
+                there |= {(paper, kind, n) for n in range(int(first), int(last or first) + 1)}
+    assert named == ablations.ROWS.keys()
+    for paper, (tables, figures) in NUMBERS.items():
+        assert there >= {(paper, 'table', n) for n in tables}, paper
+        assert there >= {(paper, 'figure', n) for n in figures}, paper
 
 
 def rows_of_papers():

@@ -87,6 +87,28 @@ def test_the_end_of_every_iteration_is_a_policy(uninterrupted):
     assert policy_of_iteration('hf://owner/model@main') == 'hf://owner/model@main'
 
 
+LOGGED = """
+    reward_mean informative_groups singleton_groups group_size turns tool_calls tool_error_rate truncated_rate
+    tool_calls/search skipped_updates prompt_tokens policy_tokens response_tokens hops_asked hops_read calls/hop1
+"""
+
+
+def test_every_step_logs_what_one_needs_to_see_why(uninterrupted):
+    records = lines(uninterrupted[0])
+    proposed = 'valid_rate reward/format reward/difficulty solve_count/hop1'
+    learnt = 'answer_words entropy clip_share prob_gap gradient_norm reward/exact_match score/hop1'
+    for role, names in (('proposer', proposed), ('solver', learnt)):
+        logged = set()
+        for record in records:
+            if record['phase'] == role:
+                logged |= record.keys()
+        assert {f'{role}/{name}' for name in f'{LOGGED} {names}'.split()} <= logged
+        assert {'tool_seconds/search/p95', 'same_ids_when_rendered_again'} <= logged
+    # The sampler's log-probs are the trainer's.
+    gaps = [record.get('solver/prob_gap') for record in records]
+    assert all(gap is None or gap < 1e-4 for gap in gaps)
+
+
 def test_a_longer_schedule_equals_one_that_was_that_long_from_the_start(tmp_path):
     """A finished run of one iteration gets a second one; the evaluation that ended it is no step of the longer run."""
     whole, workdir = tmp_path / 'whole', tmp_path / 'longer'

@@ -67,6 +67,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.server.seen.append(self.requestline)
         if self.path.endswith('/health'):
             self.reply(404)
+        elif self.server.mode == 'sse':
+            self.reply(
+                200, b'event: endpoint\ndata: /messages\n\n', Content_Type='text/event-stream'
+            )
         else:
             self.reply(405)
 
@@ -91,7 +95,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def reply(self, status, content=b'', **headers):
         self.send_response(status)
         length = {'Content_Length': str(len(content))}
-        for name, value in {'Content-Type': 'application/json', **length, **headers}.items():
+        for name, value in {'Content_Type': 'application/json', **length, **headers}.items():
             self.send_header(name.replace('_', '-'), value)
         self.end_headers()
         self.wfile.write(content)
@@ -119,6 +123,19 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def echo(self, content):
         key = self.headers['Authorization']
         self.reply(401, json.dumps({'error': f'{key} is not a key'}).encode())
+
+    def charset(self, content):
+        self.reply(400, b'gone: \xff\xc3\xa9', Content_Type='text/plain; charset=hex')
+
+    def html(self, content):
+        self.reply(200, b'<html>', Content_Type='text/html')
+
+    def cut(self, content):
+        self.reply(200, content[:30], Content_Length=str(len(content)))
+        self.close_connection = True
+
+    def sse(self, content):
+        self.reply(405)
 
     def do_CONNECT(self):
         """Leads to `target`, whatever is asked for."""

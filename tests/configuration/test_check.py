@@ -88,6 +88,22 @@ def test_the_config_of_a_local_policy_is_read_as_a_run_reads_it(policy, change, 
         assert any(text in mistake for mistake in mistakes), refused.stderr
 
 
+def test_a_program_of_an_mcp_server_that_is_not_there_is_refused(tmp_path):
+    program = tmp_path / 'program'
+    program.write_text('#!/bin/sh\n')
+    program.chmod(0o755)
+    path = tmp_path / 'servers.json'
+    words = (MINI, '--workdir=run', "--config.tools.names=('search','mcp')")
+    words += (f'--config.tools.mcp_servers={path}',)
+    there = {'command': './program', 'cwd': str(tmp_path)}
+    for servers in ({'a': there, 'b': {'command': 'not-there'}}, {'a': there}):
+        path.write_text(json.dumps({'mcpServers': servers}))
+        done = checked(tmp_path, *words)
+        problem = "server 'b': cannot be started (no such program: not-there); install"
+        assert (problem in done.stderr) == (done.returncode == 2) == ('b' in servers)
+        assert checked(tmp_path, *words, '--nofiles').returncode == 0
+
+
 TRAINED = ('Who led Sivas?', 'Where is Fretes?', 'What is C#?')
 EVALUATED = ('What is C++?', 'where is “Fretes”', 'WHO LED SIVAS', 'Who led Oslo?')
 

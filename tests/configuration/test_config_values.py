@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import typing
 
 import config_checks
 import pytest
@@ -19,6 +20,7 @@ from zeroplay_jax.configs import (
 )
 from zeroplay_jax.configuration import command_line, fields, rules
 from zeroplay_jax.policy.adapter_config import CONFIG_FILE, AdapterConfig
+from zeroplay_jax.selfplay import recipe as recipes
 from zeroplay_jax.selfplay.library import NoDocuments
 from zeroplay_jax.settings import schema
 from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, ConfigError, Section
@@ -45,6 +47,32 @@ def leaf_fields(section=schema.Run, prefix=''):
             yield from leaf_fields(field.annotation, f'{prefix}{name}.')
         else:
             yield prefix + name, field
+
+
+def all_leaf_fields():
+    yield from leaf_fields()
+    yield from leaf_fields(schema.TrainedRole, 'solver.')
+    for name in recipes.BUILT_IN:
+        for section_name, section in recipes.recipe_class(name).settings.items():
+            yield from leaf_fields(section, f'{section_name}.')
+
+
+CHECKED_ELSEWHERE = """
+    recipe policy.path solver.adapter inputs.answers inputs.questions inputs.documents inputs.tasks ssp.invalid_reward
+    judge.url judge.model judge.rubric_model judge.grade_model
+    distributed.coordinator eval.file eval.tasks log.writers retrieval.path retrieval.encoder retrieval.held_out
+    retrieval.url tools.names tools.mcp_servers prompts
+"""
+
+
+def test_every_field_is_documented_and_has_bounds_or_a_check_elsewhere():
+    unbounded = set()
+    for name, field in all_leaf_fields():
+        assert field.description, name
+        is_closed = typing.get_origin(field.annotation) is typing.Literal
+        if not (field.metadata or is_closed or field.annotation is bool):
+            unbounded.add(name)
+    assert unbounded == set(CHECKED_ELSEWHERE.split())
 
 
 # ml_collections keeps what a flag's Python literal means: 1e999 is infinite.

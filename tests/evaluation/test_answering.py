@@ -1,10 +1,12 @@
-"""Ways of answering without training, played by a script through the real sampler."""
+"""Ways of answering without training, played by a script through the real sampler; and all of them on the miniature."""
 
 import importlib
 import itertools
+import json
 import types
 
 import pytest
+from python_process import config_flags, run_python
 from scripted_rollouts import CONFIG, ScriptedSampler, scripted_policy
 from trajectories import ASKS_SOLVER
 
@@ -12,6 +14,7 @@ from zeroplay_jax.configuration import rules
 from zeroplay_jax.evaluation import answering, protocols
 from zeroplay_jax.evaluation.answering import evaluate
 from zeroplay_jax.evaluation.tables import Figure
+from zeroplay_jax.mini.world import World, evaluation_questions
 from zeroplay_jax.policy import sharding
 from zeroplay_jax.rollout.call_syntax import syntax_of
 from zeroplay_jax.rollout.environment import Environment, Limits
@@ -283,3 +286,30 @@ def test_the_lengths_of_a_protocol_fit_the_config_of_its_paper(name):
     # A search server needs no files.
     config.retrieval.update(kind='http', url='http://127.0.0.1:1')
     assert not [*rules.lines(config, is_training=False, has_files=False)]
+
+
+def test_every_way_answers_on_the_miniature(tmp_path):
+    worlds = [World(i, 'evaluation', 0.25) for i in range(2)]
+    lines = [json.dumps(question) for question in evaluation_questions(worlds, 3, (1, 2))]
+    for name, part in (('one', lines[:3]), ('two', lines[3:])):
+        (tmp_path / f'{name}.jsonl').write_text('\n'.join(part))
+    # The context of the paper is longer than this model knows.
+    small = 'world.train=(0,4) world.evaluation=(0,2) eval.questions=2 sampler.context=1024'
+    done = run_python(
+        *('-m', 'zeroplay_jax.evaluate', '--config=configs/quickstart.py', *config_flags(small)),
+        *(f'--sets={tmp_path}/one.jsonl,{tmp_path}/two.jsonl', f'--out={tmp_path}/out.json'),
+        *('--policy=zeroplay_jax/mini/base', '--answering=direct,retrieve,interleave,search'),
+        *('--protocol=piplay', '--limit=2', '--format=markdown'),
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    *table, last = done.stdout.splitlines()
+    rows = {}
+    for line in table:
+        name, *cells = [cell.strip() for cell in line.split('|')[1:-1]]
+        rows[name] = cells
+    assert rows[''] == ['one', 'two', 'total'] and rows['questions'][:2] == ['2', '2']
+    searches = [float(rows[f'{way}: searches'][0]) for way in ('direct', 'retrieve', 'search')]
+    assert searches[:2] == [0.0, 1.0] and searches[2] >= 1
+    figures = json.loads(last)['search']
+    total = 100 * (figures['one']['score'] + figures['two']['score'])
+    assert rows['search: em'][2].startswith(f'{total:.1f} [')

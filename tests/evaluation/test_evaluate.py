@@ -5,6 +5,7 @@ import dataclasses
 import types
 
 import pytest
+from python_process import run_python
 from trajectories import ASKS_SOLVER, make_trajectory
 
 from zeroplay_jax.evaluation.answering import evaluate, scores_by_hop
@@ -109,3 +110,13 @@ def test_a_further_metric_is_measured_beside_exact_match():
         'rubrics/mean': 0.5,
         'rubrics/ungraded': 0.0,
     }
+
+
+@pytest.mark.fault('user-1', 'a set without answers')
+def test_a_file_that_cannot_be_used_is_refused_before_anything_is_loaded(tmp_path):
+    path = tmp_path / 'set.jsonl'
+    path.write_text('{"question": "Where?"}')
+    words = ('-m', 'zeroplay_jax.evaluate', '--config=configs/quickstart.py', f'--sets={path}')
+    ended = run_python('-X', 'importtime', *words)
+    (line,) = [x for x in ended.stderr.splitlines() if not x.startswith('import time:')]
+    assert ended.returncode == 2 and 'set.jsonl' in line and '| jax\n' not in ended.stderr

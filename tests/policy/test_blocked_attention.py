@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from test_kernels import dense, value_and_gradients
 
-from zeroplay_jax.policy import blocked_attention, sharding
+from zeroplay_jax.policy import attention, blocked_attention, sharding
 
 ROWS, LENGTH, DIM = 2, 200, 16
 # Segments that end inside of blocks, fill one exactly, and are shorter than one; the last places are empty.
@@ -68,6 +68,21 @@ def test_bfloat16_is_as_near_to_float32_as_dense_attention_is():
     for a, b, x in zip(ours, theirs, exact):
         error = [np.linalg.norm(np.asarray(y, np.float32) - x) / np.linalg.norm(x) for y in (a, b)]
         assert error[0] <= 1.2 * error[1] + 1e-4 and 1e-4 < error[0] < 0.02
+
+
+@pytest.mark.parametrize('window', [0, 1, 40])
+def test_no_pair_of_blocks_is_visited_for_nothing(window):
+    """Results would not show it: on average, a block visits one more than have tokens that it sees."""
+    segment = np.repeat([[1, 2, 3, 0], [1, 2, 2, 2]], [40, 60, 40, 20], 1)
+    mask = np.asarray(attention.packed_mask(segment, window))
+    needed = mask.reshape(2, 10, 16, 10, 16).any((0, 2, 4))
+    blocks = jnp.asarray(segment.reshape(2, 10, 16).swapaxes(0, 1))
+    first, last = map(np.asarray, blocked_attention._ranges(blocks, window))
+    own, other = np.arange(10)[:, None], np.arange(10)
+    visited = (first[:, None] <= other) & (other <= own)
+    # The backward pass visits the same pairs.
+    np.testing.assert_array_equal(visited, (other <= own) & (own <= last))
+    assert not (needed & ~visited).any() and visited.sum() <= needed.sum() + 10
 
 
 def temporaries(attend, length):

@@ -1,5 +1,6 @@
-"""Every family against PyTorch: packed rows, and the sampler's decoding."""
+"""Every family against PyTorch: packed rows, the sampler's decoding; and every feature matters."""
 
+import dataclasses
 import json
 
 import jax
@@ -59,6 +60,45 @@ def gap(config, params, packed):
 def test_packed_logits_are_those_of_transformers(case, packed):
     _, _, config, params = case
     assert gap(config, params, packed) <= (DELTA_TOLERANCE if config.delta else TOLERANCE)
+
+
+FEATURES = {
+    'qwen2': 'qkv_bias',
+    'qwen2_tied_sliding': 'qkv_bias windows',
+    'qwen3': 'qk_norm',
+    'qwen3_moe': 'qk_norm normalized',
+    'qwen3_yarn': 'qk_norm rope_scaling attention_factor',
+    'llama3': 'rope_scaling',
+    'olmo3': 'qk_norm windows rope_scaling attention_factor scale_sliding norms',
+    'gemma3': """qk_norm windows rope_scaling scale_sliding norms norm_offset activation scale_embedding query_scale
+        sliding_theta""",
+    'qwen35': 'rotary_dim',
+}
+PLAIN = dict(qkv_bias=False, windows=(), qk_norm='none', rope_scaling=None, scale_sliding=True)
+PLAIN |= dict(norm_offset=0.0, activation='silu', scale_embedding=False, query_scale=1.0)
+PLAIN |= dict(sliding_theta=None, rotary_dim=0, norms='before')
+OF_PARTS = {'attention_factor': ('rope_scaling', 1.0), 'normalized': ('experts', False)}
+
+
+def without(feature, config):
+    """The config of a model without one of its features."""
+    if feature in PLAIN:
+        return dataclasses.replace(config, **{feature: PLAIN[feature]})
+    name, value = OF_PARTS[feature]
+    part = dataclasses.replace(getattr(config, name), **{feature: value})
+    return dataclasses.replace(config, **{name: part})
+
+
+def test_a_feature_left_out_shows(case, packed):
+    name, _, config, params = case
+    # A model whose norms stand before its layers reads these.
+    with_norms = dict(params)
+    for key, layer in params.items():
+        if 'norms' in FEATURES[name] and key.startswith('layer'):
+            with_norms[key] = {'input_norm': layer['post_mlp_norm']} | layer
+    for feature in FEATURES[name].split():
+        difference = gap(without(feature, config), with_norms, packed)
+        assert difference >= 100 * TOLERANCE, f'{feature}: {difference}'
 
 
 # The others have features that these have, apart or together.

@@ -78,6 +78,10 @@ def same_head(folder):
     folder.tensors[HEAD] = folder.tensors[EMBEDDING].copy()
 
 
+def frequencies(folder):
+    folder.tensors['model.layers.0.self_attn.rotary_emb.inv_freq'] = np.ones(4, 'f')
+
+
 TIED = dict(tie_word_embeddings=True)
 WINDOWS = dict(use_sliding_window=True, sliding_window=8)
 LAYERS = ['sliding_attention', 'full_attention']
@@ -114,6 +118,7 @@ CASES = [
     case('called tied, another head of Gemma 3', 'gemma3', another_head, **TIED),
     case('one other number in the head', 'qwen3', one_other_number, **TIED),
     case('the head again beside a tied embedding', 'llama3', same_head, **TIED),
+    case('frequencies as older versions stored them', 'llama3', frequencies),
     # Sizes.
     case('one head of keys', 'qwen2', num_key_value_heads=1),
     case('no number of heads', 'llama3', fields(num_key_value_heads=None), num_key_value_heads=4),

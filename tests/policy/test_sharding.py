@@ -7,6 +7,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import tiny
 from small_policies import packed
@@ -145,6 +146,21 @@ def test_every_parameter_has_exactly_one_rule(setting, monkeypatch):
     monkeypatch.setattr(sharding, 'RULES', (*sharding.RULES, ('head.*', sharding.P())))
     with pytest.raises(ValueError, match="'head' is matched by 2"):
         sharding.parameter_shardings(setting[0], sharding.make_mesh(1, 2, 2))
+
+
+def test_optimiser_state_and_average_lie_as_their_parameters(setting):
+    params, mesh = setting[0], sharding.make_mesh(1, 2, 2)
+    own = sharding.parameter_shardings(params, mesh)
+    begin = lambda p: dict(params=p, opt=optax.adamw(1e-3).init(p), ema=p, step=jnp.int32(0))
+    shapes = jax.eval_shape(begin, params)
+    state = jax.jit(begin, out_shardings=sharding.state_shardings(shapes, params, mesh))(params)
+    adam = state['opt'][0]
+    for tree in (state['params'], adam.mu, adam.nu, state['ema']):
+        for array, place in zip(jax.tree.leaves(tree), jax.tree.leaves(own), strict=True):
+            assert array.sharding.is_equivalent_to(place, array.ndim)
+    assert state['step'].sharding.is_fully_replicated and adam.count.sharding.is_fully_replicated
+    kernel = adam.mu['layer_0']['q']['kernel']
+    assert kernel.addressable_shards[0].data.size == kernel.size // 4
 
 
 @pytest.mark.parametrize(

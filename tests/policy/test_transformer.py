@@ -116,7 +116,20 @@ def test_scoring_a_large_vocabulary_never_holds_all_logits():
 # Rematerialisation
 
 
-# Rotary embedding
+def test_what_is_kept_for_the_backward_pass(params):
+    """All, or the layers' inputs alone: at a length where attention scores weigh most."""
+    inputs = batch(CONFIG, rows=1, length=256)
+
+    def kept(**change):
+        config = dataclasses.replace(CONFIG, **change)
+        forward = lambda p: transformer.hidden(config, p, *inputs)
+        pull = jax.eval_shape(lambda p: jax.vjp(forward, p)[1], params)
+        return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(pull))
+
+    nothing = kept(remat=True)
+    assert kept() > 4 * nothing
+    weights = sum(x.nbytes for x in jax.tree.leaves(params))
+    assert nothing < weights + (CONFIG.layers + 2) * 256 * 32 * 4 + 4 * 256 * 256 * 4
 
 
 # Mixed precision

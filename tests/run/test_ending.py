@@ -42,3 +42,16 @@ def test_the_question_is_one_that_only_the_trained_policy_answers(tmp_path):
     assert line.endswith(f"--policy {tmp_path}/policy/solver 'gained?'")
     worse = ending.advice(tmp_path, 'solver', has_fallen=True)
     assert worse == line.replace(', which answered this one wrong before', '')
+
+
+@pytest.mark.parametrize(
+    ('logged', 'question'),
+    [
+        ([*rows(0, a=0, b=1), *rows(9, a=0, b=1)], ('b?', False)),
+        ([*rows(0, a=0.25, b=0.5), *rows(9, a=0.5, b=0.5)], ('a?', True)),
+        (rows(0, a=0, b=0), ('a?', False)),
+        ([], ('', False)),
+    ],
+)
+def test_without_a_gain_the_best_answer_is_shown(logged, question):
+    assert ending.taught_question(logged) == question

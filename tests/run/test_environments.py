@@ -1,12 +1,16 @@
-"""The example in which an environment of verifiers plays: it learns, and two runs of it have the same bits."""
+"""The examples in which an environment of another library plays: they learn, and runs of one have the same bits."""
 
+import os
 import pathlib
 import re
 import subprocess
 import sys
+import sysconfig
+import tomllib
 
 import example_runs
 import pytest
+from host_processes import free_port
 from run_files import check_same_run, lines
 
 from zeroplay_jax.run import loop
@@ -59,3 +63,36 @@ def test_an_environment_of_verifiers_of_today_trains_two_steps(tmp_path):
     assert any(call['text'].startswith('Doc 1') for call in calls)
     assert {name for row in rows for name in row['parts']} == {'is_named', 'is_short'}
     check_same_run(*runs)
+
+
+OPENENV = """
+import pathlib, sys, threading, time
+import example_runs, uvicorn
+from examples.openenv_env.server import app
+from zeroplay_jax.run import loop
+port, workdir = sys.argv[1:]
+server = uvicorn.Server(uvicorn.Config(app, port=int(port), log_level='error'))
+threading.Thread(target=server.run, daemon=True).start()
+while not server.started:
+    time.sleep(0.05)
+config = example_runs.make_config('openenv_env')
+config.openenv.url = f'http://127.0.0.1:{port}'
+loop.run(config, pathlib.Path(workdir))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.fault('nov29-D7', 'the extra openenv under its live name')
+def test_a_server_of_openenv_trains_three_steps(tmp_path):
+    project = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
+    python = environment_with(tmp_path / 'python', *project['optional-dependencies']['openenv'])
+    # All else is that of this environment; its own packages come first.
+    (packages,) = (tmp_path / 'python').glob('lib/python*/site-packages')
+    (packages / 'shared.pth').write_text(sysconfig.get_path('purelib') + '\n')
+    command = [python, '-c', OPENENV, str(free_port()), tmp_path / 'run']
+    environment = os.environ | {'PYTHONPATH': f'{ROOT}:{ROOT / "tests"}'}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows = check_steps(tmp_path / 'run', 3)
+    assert all('Now with' in text for row in rows for text in replies(row))
+    assert {len(row['turns']) for row in rows} == {3}

@@ -1,19 +1,20 @@
-"""The files beside exported weights: with them other programs stop where a turn ends."""
+"""The files beside exported weights: what they say, and that other programs then stop where a turn ends."""
 
 import json
 
 import pytest
 
 from zeroplay_jax.configs import common
-from zeroplay_jax.policy import hf
+from zeroplay_jax.policy import adapters, hf
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.tokens import open_codec
-from zeroplay_jax.run.policies import describe
+from zeroplay_jax.run.policies import describe, model_card, write_adapter
 from zeroplay_jax.selfplay.context import Role
 from zeroplay_jax.selfplay.library import SearchableCorpus
 from zeroplay_jax.selfplay.recipe import RoleSpec
 from zeroplay_jax.selfplay.role_environment import role_environment
 from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT
+from zeroplay_jax.settings.schema import LINEARS
 from zeroplay_jax.tools.registry import build_tools
 
 BASE = BUILT_IN_CHECKPOINT
@@ -79,3 +80,33 @@ def test_this_package_reads_the_end_tokens_that_a_turn_had_before(export):
     roles, templates = [solver(config, open_codec(folder))], prompts.select('mini')
     again = describe(config, folder, roles, 'solver', templates)['solver']['whole']
     assert json.loads(again['generation_config.json']) == fields
+
+
+def test_the_card_names_base_recipe_roles_prompt_and_stop_strings(export):
+    folder, _, _ = export
+    header, text = (folder / 'README.md').read_text().split('---\n')[1:]
+    for part in ('base_model: "zeroplay_jax/mini/base"', 'library_name: transformers'):
+        assert part in header
+    parts = ('`drzero`, seed 0', 'solver', '`search_r1`', 'Question: {question}')
+    for part in (*parts, '["</search>", "</answer>"]', 'between `<answer>` and `</answer>`'):
+        assert part in text
+    assert str(folder.parent) not in text
+
+
+def test_the_code_on_the_card_of_an_adapter_generates_a_turn(export, tmp_path, capsys, monkeypatch):
+    pytest.importorskip('peft')
+    _, role, templates = export
+    config = common.get_config()
+    config.policy.adapters.rank = 2
+    text = model_card(config, BASE, [role], templates, 'solver', is_adapter=True)
+    assert 'library_name: peft' in text and 'LoRA of rank 2, alpha 32, on q, k' in text
+    model = hf.read_config(BASE)
+    # A fresh adapter is the base.
+    adapter = adapters.init(hf.load(BASE, model), LINEARS, 2, 0, 'solver')
+    write_adapter(config, BASE, model, adapter, tmp_path / 'solver', {'README.md': text})
+    monkeypatch.chdir(tmp_path / 'solver')
+    code = text.split('```python\n')[1].split('```')[0].replace('BASE', repr(str(BASE)))
+    prompt = templates['solver'].user.replace('{question}', QUESTION)
+    exec(code.replace('PROMPT', repr(prompt)), {})
+    turn = capsys.readouterr().out.strip()
+    assert turn.endswith('</search>') and '<information>' not in turn

@@ -1,5 +1,6 @@
 """Runs in a bucket: what is refused in one line, what is copied, and a killed run on another machine."""
 
+import concurrent.futures
 import json
 import pathlib
 import shutil
@@ -9,17 +10,20 @@ from bucket_emulator import needs_emulator, run_emulator
 from python_process import run_python
 from run_records import write_record
 
+from zeroplay_jax import compare, report
 from zeroplay_jax.configs import quickstart
 from zeroplay_jax.configuration import fields
 from zeroplay_jax.configuration.command_line import policy_of_iteration
 from zeroplay_jax.configuration.fields import frozen
+from zeroplay_jax.extras.buckets import copies, mirror
+from zeroplay_jax.extras.buckets.workdir import RemoteFile, RemoteWorkdir, manifest_text
 from zeroplay_jax.retrieval import downloads
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.run import branch, run_folder
 from zeroplay_jax.run.run_folder import Place
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.runtime.workdir import WorkdirError
-from zeroplay_jax.types import UserError
+from zeroplay_jax.types import Preempted, UserError
 
 ADDRESS = 'gs://bucket/runs/a'
 pytestmark = pytest.mark.usefixtures('cache')
@@ -73,6 +77,45 @@ def test_a_resumed_run_reads_the_one_that_it_began_from_no_more(bucket, tmp_path
         begins('gs://bucket/runs/other', is_resumed=True)
     with pytest.raises(UserError, match='gs://bucket/runs/old: holds no run'):
         begins('gs://bucket/runs/old', is_resumed=False)
+
+
+def test_two_commands_do_not_copy_a_run_at_the_same_time(bucket, config):
+    begin(config, lambda place: place.at_end())
+    root = copies.local_run(ADDRESS).parents[1]
+    bucket.write('runs/a/run.json', b'{"x": 1}')
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        with copies.locked(root):
+            copied = thread.submit(copies.local_run, ADDRESS)
+            with pytest.raises(concurrent.futures.TimeoutError):
+                copied.result(0.2)
+        assert (copied.result() / 'run.json').read_bytes() == b'{"x": 1}'
+
+
+def test_sigterm_keeps_its_status_if_the_upload_fails(bucket, config, monkeypatch):
+    def fail(self):
+        raise UserError('gs://bucket/x: 503')
+
+    def preempt(place):
+        raise Preempted('saved')
+
+    monkeypatch.setattr(mirror.Mirror, 'is_pending', fail)
+    with pytest.raises(Preempted, match='saved. gs://bucket/x: 503'):
+        begin(config, preempt)
+    assert 'runs/a/lease.json' not in bucket.contents
+
+
+def test_reports_and_comparisons_read_a_bucket(bucket, config, tmp_path, capsys):
+    remote = RemoteWorkdir(bucket, 'runs/a')
+    line = b'{"step": 0, "phase": "evaluation", "em/mean": 0.5}\n'
+    name, text = 'logs/2/metrics.jsonl', line * 2
+    bucket.write(remote.name(name), text)
+    manifest = {'metrics.jsonl': RemoteFile(name, len(text), 'x')}
+    bucket.write(remote.manifest_name(2), manifest_text(2, manifest))
+    bucket.write(remote.name('run.json'), json.dumps({'config': config.to_dict()}).encode())
+    assert report.main([ADDRESS, '--out', str(tmp_path / 'a.html')]) == 0
+    assert (copies.local_run(ADDRESS) / 'metrics.jsonl').read_bytes() == text
+    assert compare.main([f'{ADDRESS}/none.json', f'{ADDRESS}/run.json']) == 2
+    assert 'no such file or folder in the bucket' in capsys.readouterr().err
 
 
 def test_a_folder_of_other_objects_is_refused(bucket, config):

@@ -1,5 +1,6 @@
 """Policies, indexes and files in a bucket: what is copied, and what is refused in one line."""
 
+import errno
 import pathlib
 
 import pytest
@@ -94,6 +95,14 @@ def test_the_same_command_resumes_where_the_cache_lies_elsewhere(bucket, tmp_pat
 def emulator(monkeypatch):
     with run_emulator(monkeypatch) as emulated:
         yield emulated
+
+
+def test_a_full_disk_is_no_error_of_the_network():
+    pytest.importorskip('google.api_core')
+    with pytest.raises(OSError) as error, objects._translated('gs://b/x'):
+        with open('/dev/full', 'wb', buffering=0) as file:
+            file.write(b'x')
+    assert error.value.errno == errno.ENOSPC
 
 
 @needs_emulator

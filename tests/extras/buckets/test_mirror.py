@@ -121,6 +121,22 @@ def test_nothing_is_left_of_a_failed_download(remote, steps, here, there, kind):
     assert names(remote, 'summary.json') and not names(remote, '.download')
 
 
+def test_policies_of_iterations_come_with_steps_and_those_of_an_earlier_end_leave(
+    remote, steps, here
+):
+    for name in ('iteration1', 'policy'):
+        for policy in ('solver', '.solver.draft'):
+            (here / name / policy).mkdir(parents=True)
+            (here / name / policy / 'config.json').write_text('{}')
+    with uploading(remote, here) as mirror:
+        mirror.upload_results()
+        assert names(remote, 'p') == ['runs/a/policy/solver/config.json']
+        save(steps, here, 2)
+        wait(mirror)
+        assert names(remote, 'i') == ['runs/a/iteration1/solver/config.json']
+        assert not names(remote, 'p')
+
+
 def test_damage_in_the_local_folder_is_made_good_from_the_bucket(remote, steps, here):
     upload(remote, here, steps, 2)
     path = here / 'checkpoints' / '2' / 'loop' / 'metadata'
@@ -197,6 +213,26 @@ def test_a_step_whose_last_write_arrived_but_seemed_to_fail_stays_whole(
     for step, manifest in remote.manifests().items():
         assert bring_down(Hosts(), remote, tmp_path / str(step), {step: manifest}) == []
     assert list(remote.manifests()) == ([2, 4] if is_removed else [2])
+
+
+def test_the_time_for_further_attempts_begins_when_nothing_arrives_any_more(
+    remote, steps, here, monkeypatch
+):
+    monkeypatch.setattr('zeroplay_jax.extras.buckets.mirror.THREADS', 1)
+    upload_object = remote.bucket.upload
+    names_tried = []
+
+    def slow_upload(name, path):
+        time.sleep(0.03)
+        # Each object fails once.
+        if name not in names_tried:
+            names_tried.append(name)
+            raise Unavailable('gs://bucket/x: 503')
+        upload_object(name, path)
+
+    remote.bucket.upload = slow_upload
+    upload(remote, here, steps, 2, seconds=0.1)
+    assert len(names_tried) > 5 and list(remote.manifests()) == [2]
 
 
 def test_a_newest_step_without_one_of_its_files_ends_the_run(remote, steps, here):

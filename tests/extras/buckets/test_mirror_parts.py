@@ -180,6 +180,20 @@ def test_an_upload_that_is_cut_off_leaves_the_best_step_of_complete_ones_whole(
         assert (tmp_path / 'there' / name / '2' / 'states' / 'w' / '1').exists()
 
 
+def test_an_outage_while_old_steps_are_removed_leaves_the_complete_one_alone(remote, steps, two):
+    # Of a process that died.
+    remote.bucket.write('runs/a/checkpoints/1-0/w', b'x')
+    remote.bucket.failures = {'delete': outage(1)}
+    save_part(steps, two.b, 2)
+    save(steps, two.a, 2)
+    two.second()
+    two.complete(2)
+    wait_for(lambda: not names(remote, 'parts/'))
+    assert not names(remote, 'checkpoints/1-') and not remote.bucket.failures['delete']
+    writes = [name for action, name in remote.bucket.log if action == 'write']
+    assert writes.count('runs/a/steps/00000002.json') == 1
+
+
 def test_different_contents_of_one_shard_are_no_checkpoint():
     same = RemoteFile('checkpoints/2-1/w', 1, 'a')
     assert merge([{'w': same}, {'w': same, 'v': same}]) == {'w': same, 'v': same}

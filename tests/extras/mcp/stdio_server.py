@@ -2,7 +2,7 @@
 
 The file is JSON: {"tools": […], "results": {tool: result}, "greeting": text, "calls": file of what was asked}.
 A result {"error": …} is an error of the protocol, {"raw": text} what is written as it is, {"exit": status} the end of
-the process.
+the process. {"pages": {cursor: [names, next cursor]}} lists the tools of these names; the first cursor is "first".
 """
 
 import json
@@ -27,7 +27,11 @@ def result_of(method, parameters):
             'serverInfo': {'name': 'test', 'version': '1'},
         }
     if method == 'tools/list':
-        return {'tools': behaviour['tools']}
+        tools, cursor = behaviour['tools'], None
+        if 'pages' in behaviour:
+            names, cursor = behaviour['pages'][parameters.get('cursor', 'first')]
+            tools = [tool for tool in tools if tool['name'] in names]
+        return {'tools': tools, 'nextCursor': cursor}
     return None
 
 

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 from refused_calls import refused
+from web_servers import Web
 
 from zeroplay_jax.tools.base import Invocation
 from zeroplay_jax.types import UserError
@@ -215,3 +216,57 @@ def test_tools_of_two_servers_with_one_name_are_refused_with_both(process, opene
     servers = {name: process({'search': text_result('x')}) for name in ('one', 'two')}
     with pytest.raises(UserError, match="server 'two': its tool 'search' .* server 'one'.*prefix"):
         opened(**servers)
+
+
+@pytest.mark.fault('nov29-B10', 'an empty cursor that names a page, and one that means the end')
+@pytest.mark.parametrize(
+    'pages',
+    [
+        {'first': ['ab', ''], '': ['c', None]},
+        {'first': ['ab', 'next'], 'next': ['c', ''], '': ['ab', 'next']},
+    ],
+)
+def test_an_empty_cursor_is_a_page_or_the_end(process, opened, pages):
+    results = {name: text_result(name) for name in 'abc'}
+    assert list(opened(a=process(results, pages=pages))) == list('abc')
+
+
+def test_a_list_without_an_end_is_one_line(process, opened):
+    tools = [{'name': str(number)} for number in range(2_000)]
+    pages = {'first': [[tool['name'] for tool in tools], 'first']}
+    with pytest.raises(UserError, match='list of tools has no end'):
+        opened(a=process({}, tools=tools, pages=pages))
+
+
+@pytest.mark.fault('F6', 'a server that speaks SSE alone')
+def test_a_server_that_speaks_sse_is_named_as_such():
+    with Web() as server:
+        server.mode = 'sse'
+        assert 'speaks SSE' in refused(mcp_tools.list_tools, f'{server.address}/mcp', SECONDS)
+
+
+@pytest.mark.fault('nov29-web-4', 'an MCP server with a key in the path of its address')
+def test_keys_in_an_address_and_its_headers_are_sent_and_hidden(opened, monkeypatch, caplog):
+    monkeypatch.setenv('PART', 'key-of-the-user')
+    headers = {'Authorization': 'Bearer ${PART}'}
+    with Web() as server:
+        tools = opened(a={'url': f'{server.address}/${{PART}}/mcp', 'headers': headers})
+        assert call(tools['echo']).text == 'fine'
+        assert server.headers['Authorization'] == 'Bearer key-of-the-user'
+        assert '/key-of-the-user/mcp' in server.seen[-1]
+        server.mode, server.target = 'redirect', '/key-of-the-user/there'
+        assert call(tools['echo']).error == 'failed'
+    line = caplog.records[0].getMessage()
+    assert 'redirects to' in line and 'key-of' not in line
+
+
+@pytest.mark.fault('new-mcp-http', 'replies over HTTP that are cut, compressed, of other kinds')
+@pytest.mark.parametrize('mode', ['cut', 'compressed', 'html', 'charset'])
+def test_a_bad_reply_over_http_fails_at_once_and_alone(opened, mode, caplog):
+    with Web() as server:
+        tools = opened(a={'url': f'{server.address}/mcp'})
+        server.mode = mode
+        assert call(tools['echo']).error == 'failed'
+        server.mode = 'good'
+        assert call(tools['echo']).text == 'fine'
+    assert 'no result within' not in caplog.text

@@ -1,13 +1,15 @@
 """Plans of runs: memory beside the compiled tables, and what is chosen; tests/refusals.txt has what is refused."""
 
+import ast
 import dataclasses
 import itertools
 import json
+import re
 
 import pytest
 from python_process import ROOT, run_python
 
-from benchmarks.machines import aot, models
+from benchmarks.machines import aot, models, plan_time
 from zeroplay_jax.configuration import fields, rules
 from zeroplay_jax.configuration.fields import config as packaged_config
 from zeroplay_jax.extras.plan import machines, planning
@@ -200,6 +202,50 @@ def test_free_axes_of_a_mesh_are_resolved_and_replicas_do_not_span_hosts():
 
 def planned(*words):
     return run_python('-m', 'zeroplay_jax.extras.plan', *words, cwd=ROOT)
+
+
+def test_adapters_of_a_mixture_are_advised_as_a_run_takes_them():
+    policy = 'hf://Qwen/Qwen3-30B-A3B'
+    config = packaged_config('drzero', changes={'policy.path': policy, 'policy.adapters.rank': 32})
+    with pytest.raises(UserError, match='down, gate, up cannot have adapters'):
+        planning.check_policy(config)
+    config.policy.adapters.rank = 0
+    advised = planning.too_small(config, machine('v5litepod-4'))
+    linears = re.search(r'--config\.policy\.adapters\.linears="(.*?)"', advised)
+    config.policy.adapters.update(rank=32, linears=ast.literal_eval(linears[1]))
+    fields.check_values(config)
+    planning.check_policy(config)
+
+
+def test_standard_output_has_flags_alone_and_a_run_takes_them():
+    """As in $(zeroplay plan …); the attention of the quickstart reads used positions, which slots alone have."""
+    words = '--config=configs/quickstart.py --machine=h100x1 --config.solver.batch=8'.split()
+    result = planned(*words)
+    (line,) = result.stdout.splitlines()
+    assert 'GiB per device' in result.stderr
+    assert re.search(r'[.\d]+ hours \(about .* for \d+ solver steps', result.stderr)
+    check = ('--workdir=/mnt/run', '--check', '--nofiles', '--on=h100x1')
+    run = run_python('-m', 'zeroplay_jax.main', words[0], *check, *line.split(), cwd=ROOT)
+    assert run.returncode == 0, run.stderr
+
+
+def test_hours_are_those_of_the_sizes_in_the_folder(tmp_path):
+    """And of the steps; a folder may have the name of another model."""
+    folder = tmp_path / 'Qwen2.5-7B-Instruct'
+    folder.mkdir()
+    changes = {'policy.path': str(folder), 'policy.adapters.rank': 32, 'sampler.slots': 16}
+    config = packaged_config('dspo', changes=changes)
+
+    def hours(model):
+        (folder / 'config.json').write_text(json.dumps(models.MODELS[model]))
+        memory = choose(config, machine('h100x1'), ['sampler.slots'])
+        line = plan_time.time_of_plan(config, str(folder), memory)
+        return float(re.search(r'([\d.]+) hours .* for \d+ solver steps', line)[1])
+
+    large, small = hours('qwen2.5-7b'), hours('qwen2.5-1.5b')
+    assert small < large / 2
+    config.solver.steps *= 2
+    assert hours('qwen2.5-1.5b') == pytest.approx(2 * small, rel=0.1)
 
 
 def test_on_a_cpu_every_core_is_a_device():

@@ -295,6 +295,14 @@ def test_keys_stay_with_their_servers(serve, monkeypatch):
     assert server.keys == ['Bearer first', 'Bearer second', 'Bearer first']
 
 
+def test_a_request_has_the_fields_of_the_config(serve):
+    server = serve(lambda body: text('<answer>Bob</answer>'))
+    request = '{"max_completion_tokens": 9, "temperature": null, "reasoning_effort": "low"}'
+    play(server, changes={'policy.request': request})
+    (body,) = server.bodies
+    assert body['reasoning_effort'] == 'low' and not {'temperature', 'max_tokens'} & body.keys()
+
+
 def small(config):
     config.update_from_flattened_dict(
         {'world.train': (0, 2), 'world.evaluation': (0, 1), 'eval.questions': 2, 'prompts': 'full'}
