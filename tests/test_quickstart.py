@@ -1,6 +1,7 @@
 """A corpus of one's own from end to end: passages, index, held-out questions, self-play, report."""
 
 import json
+import os
 import shlex
 import shutil
 import subprocess
