@@ -67,11 +67,13 @@ def with_states(policy, folder):
 
 
 SEQUENCE_MEAN = 'seq_mean_token_mean'
+OTHER_LOSSES = ('reinforce', 'cispo', 'geometric_pg')
 MATRIX = [
     ('token_pg', loss_of('token_pg'), [ONE_BY_ONE, LONGEST_FIRST, ON_DEVICES]),
     (SEQUENCE_MEAN, loss_of('token_pg', SEQUENCE_MEAN), [LONGEST_FIRST, ON_DEVICES]),
     ('sums', loss_of('token_pg', 'seq_mean_token_sum'), [LONGEST_FIRST, ON_DEVICES]),
     ('sequence_pg', loss_of('sequence_pg', SEQUENCE_MEAN), [ON_DEVICES]),
+    *((name, loss_of(name, SEQUENCE_MEAN), [ON_DEVICES]) for name in OTHER_LOSSES),
     ('trained', trained_logits, [WITH_IDLE_DEVICES]),
     ('teacher', taught(dataclasses.replace), [LONGEST_FIRST]),
     ('contexts', taught(thinking), [ON_DEVICES]),
@@ -92,15 +94,3 @@ def test_packing_order_micro_batches_and_devices_change_nothing(
     tolerance = 1e-4 if name == 'states' else 1e-5
     for arrangement in arrangements:
         close(arranged(case, **arrangement), expected, tolerance)
-
-
-MESHES = [(1, 2, 1), (1, 1, 2), (1, 4, 1), (1, 8, 1), (8, 1, 1)]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize('mesh', MESHES, ids=str)
-@pytest.mark.parametrize('name', ['reinforce', 'cispo', 'geometric_pg'])
-def test_every_mesh_and_loss(policy, name, mesh):
-    case = loss_of(name, SEQUENCE_MEAN)(policy, None)
-    expected = arranged(case, micro_rows=16, tokens=27, teacher_tokens=0)
-    close(arranged(case, **(ON_DEVICES | dict(micro_rows=8, mesh=mesh))), expected)
