@@ -87,16 +87,6 @@ def test_offload_published_weights_and_a_restored_state_change_no_bit(folder):
         same(other.state, plain.state)
 
 
-def test_factors_are_split_as_the_inputs_and_outputs_of_their_kernel(folder):
-    _, base, learner = make_learner(folder, (2, 2, 2))
-    layout = sharding.parameter_shardings(base.params, base.mesh, training_layout=True)
-    for layer, linears in learner.params.items():
-        for linear, factors in linears.items():
-            inputs, outputs = layout[layer][linear]['kernel'].spec
-            assert tuple(factors[A].sharding.spec) == (inputs, None)
-            assert tuple(factors[B].sharding.spec) == (None, outputs)
-
-
 def test_the_reference_is_the_base(folder):
     model, base, learner = make_learner(folder, changes={'kl_coef': 0.1, 'learning_rate': 1e-2})
     assert learner.reference is None

@@ -81,9 +81,3 @@ def test_a_declared_loss_passes_and_its_means_are_tried():
 
     with pytest.raises(LossError, match='centred: .*means advantage of a rollout depend on'):
         check_loss(PolicyLoss(centred, batch_means=of_rows))
-
-
-@pytest.mark.parametrize('result', [3, {'ratio': 3}, {'ratio': (1.0, 2.0)}], ids=str)
-def test_other_results_than_pairs_are_refused(result):
-    with pytest.raises(LossError, match=r'loss centred: batch_means.*; return {name: .values'):
-        check_loss(PolicyLoss(centred, batch_means=lambda *arrays: result))

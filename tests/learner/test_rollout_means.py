@@ -66,18 +66,6 @@ def test_contexts_of_a_rollout_have_its_ratio(policy, loss, shape, mesh):
     assert mean(stats['gradient_norm']) == pytest.approx(norm, rel=1e-4)
 
 
-def test_only_rollouts_with_several_contexts_are_scored_before(policy):
-    """The update costs no further pass where every rollout is one context, and is the same bit for bit."""
-    whole, split = parts(policy[0])
-    learner = learner_of(policy, role(loss='sequence_pg'), (4, 50))
-    calls = []
-    score_all = learner._scores
-    learner._scores = lambda *words: calls.append(1) or score_all(*words)
-    for rows, number in ((whole, 0), (split, 1)):
-        learner.update('r', pack(rows, micro_rows=4, tokens=50, mode='token'))
-        assert len(calls) == number
-
-
 def undeclared(logp, old_logp, advantage, mask, segment, **clips):
     return sequence_pg(logp, old_logp, advantage, mask, segment, **clips)
 

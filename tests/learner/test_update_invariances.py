@@ -68,11 +68,13 @@ def with_states(policy, folder):
 
 
 SEQUENCE_MEAN = 'seq_mean_token_mean'
+OTHER_LOSSES = ('reinforce', 'cispo', 'geometric_pg')
 MATRIX = [
     ('token_pg', loss_of('token_pg'), [ONE_BY_ONE, LONGEST_FIRST, ON_DEVICES]),
     (SEQUENCE_MEAN, loss_of('token_pg', SEQUENCE_MEAN), [LONGEST_FIRST, ON_DEVICES]),
     ('sums', loss_of('token_pg', 'seq_mean_token_sum'), [LONGEST_FIRST, ON_DEVICES]),
     ('sequence_pg', loss_of('sequence_pg', SEQUENCE_MEAN), [ON_DEVICES]),
+    *((name, loss_of(name, SEQUENCE_MEAN), [ON_DEVICES]) for name in OTHER_LOSSES),
     ('trained', trained_logits, [WITH_IDLE_DEVICES]),
     ('teacher', taught(dataclasses.replace), [LONGEST_FIRST]),
     ('contexts', taught(thinking), [ON_DEVICES]),

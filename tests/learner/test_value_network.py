@@ -1,8 +1,6 @@
 """The value network: advantages per token are the same for any packing and devices; values approach returns."""
 
-import concurrent.futures
 import dataclasses
-import threading
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +13,6 @@ from updates import make_rows, on_mesh, same
 
 from zeroplay_jax.learner.batch import pack
 from zeroplay_jax.learner.value_network import ValueNetwork
-from zeroplay_jax.objectives import advantages
 from zeroplay_jax.policy import hf, sharding, transformer
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.settings.schema import TrainedRole
@@ -107,20 +104,6 @@ def test_first_values_are_zero_and_advantages_are_rewards(policy, rows):
         assert not after.advantage[~after.mask].any()
         # Nothing else of the batch changes.
         same(dataclasses.replace(after, advantage=before.advantage), before)
-
-
-def test_whitened_advantages_are_those_over_all_tokens_of_the_step(network, rows):
-    estimate = estimate_of(network, rows)
-    given, expected, values = [], [], []
-    batches = zip(sum(estimate.minibatches, []), sum(estimate.value_minibatches, []), strict=True)
-    for batch, value_batch in batches:
-        given.append(batch.advantage[batch.mask])
-        expected.append((value_batch.returns - value_batch.old_values)[batch.mask])
-        values.append(value_batch.old_values)
-    assert np.ptp(np.concatenate(values)) > 0
-    expected = np.concatenate(expected).astype(np.float64)
-    whitened = advantages.whiten(expected, np.ones(len(expected)))
-    np.testing.assert_allclose(np.concatenate(given), whitened, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -216,43 +199,6 @@ def test_the_loss_of_a_minibatch_is_a_mean_over_its_tokens_however_it_is_cut(pol
         assert stats[LOSS][0] == approx(0.5 * total / count, rel=1e-5)
         losses.append([stats[LOSS][0], stats['value_network/gradient_norm'][0]])
     np.testing.assert_allclose(losses, [losses[0]] * 2, rtol=1e-4)
-
-
-class ThreadOfTwo:
-    """One of two processes, in a thread: they gather what both give."""
-
-    def __init__(self, number, barrier, given):
-        self.number, self.barrier, self.given = number, barrier, given
-
-    def gather(self, value):
-        self.given[self.number] = value
-        self.barrier.wait()
-        both = list(self.given)
-        self.barrier.wait()
-        return both
-
-
-def test_two_processes_share_denominators_and_moments(policy, network):
-    """Each process sees half of the rows; gathered sums make the results those of one process."""
-    rows = make_rows(policy[0], count=8)
-    whole = estimate_of(network, rows, parts=1)
-    barrier, given = threading.Barrier(2, timeout=60), [None, None]
-
-    def estimate_half(number):
-        hosts = ThreadOfTwo(number, barrier, given)
-        return estimate_of(network, rows[4 * number :][:4], hosts=hosts, parts=1)
-
-    with concurrent.futures.ThreadPoolExecutor(2) as threads:
-        results = list(threads.map(estimate_half, range(2)))
-    together, weights = {}, []
-    for result in results:
-        together |= by_token(result.minibatches, 'advantage')
-        assert result.stats[VALUE] == approx(whole.stats[VALUE])
-        assert result.stats[VARIANCE][0] == approx(whole.stats[VARIANCE][0], rel=1e-4)
-        weights += [batch.weight[batch.mask] for batch in result.value_minibatches[0]]
-    assert_close(together, by_token(whole.minibatches, 'advantage'), 1e-3)
-    weights = np.concatenate(weights)
-    assert weights.sum() == approx(1, rel=1e-5) and len(set(weights)) == 1
 
 
 def test_nothing_to_learn_from_changes_nothing(network, rows):

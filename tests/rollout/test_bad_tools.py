@@ -65,13 +65,6 @@ def test_a_result_of_another_kind_or_any_exception_fails_its_call_alone(result):
     assert bad == ToolResult(error='failed') and fine == other == ToolResult(text='fine')
 
 
-def test_what_run_must_return_is_said(caplog):
-    tool = Named()
-    tool.run = lambda calls: ToolResult(text='x')
-    assert make_workers()._run(tool, [Invocation({'text': 'a'})]) == [ToolResult(error='failed')]
-    assert 'returned a ToolResult; it must return a list with a ToolResult' in caplog.text
-
-
 def test_arguments_that_break_the_tool_are_an_observation_and_stop_the_run(caplog):
     tool = Fragile()
     for _ in range(10):
@@ -163,20 +156,3 @@ def test_a_tool_that_fails_too_often_stops_the_run():
     workers._count(Named(name='policy'), bad * 6 + good * 5)
     with pytest.raises(UserError, match=r"calls of the tool 'policy' .*config.tools.max_failure"):
         workers.check_failure_rate(0.5, search_limit=0.1)
-
-
-def failing(call):
-    raise OSError(f'no route to {call.arguments["text"]}')
-
-
-def test_a_broken_tool_does_not_flood_the_log(caplog):
-    """The first failure with its reason, then the number whenever it has doubled."""
-    results_of(failing, *(f'host {number}' for number in range(100)))
-    lines = [record.getMessage() for record in caplog.records]
-    line = failing.__code__.co_firstlineno + 1
-    assert lines[0] == (
-        "tool echo: a call failed: {'text': 'host 0'}: OSError('no route to host 0') at "
-        f'{__file__}:{line}'
-    )
-    assert [int(line.split()[2]) for line in lines[1:]] == [2, 4, 8, 16, 32, 64]
-    assert all(line.startswith('tool echo: ') and 'no route to host' in line for line in lines)

@@ -1,9 +1,7 @@
 """Rollouts that go on, fork and fold: ids are never made again, and what was sampled is trained once."""
 
-import asyncio
 import collections
 import dataclasses
-import threading
 
 import numpy as np
 import pytest
@@ -11,7 +9,6 @@ from request_cases import (
     CONFIG,
     Forgetful,
     check_log_probs,
-    echo,
     make_env,
     make_scheduler,
     same,
@@ -259,8 +256,6 @@ def test_what_cannot_go_on_is_refused_in_one_line(policy):
         first = await whole(context.bound(), 0)
         assert len(first.turns) == 3
         bound = context.bound()
-        with refused(r'cannot keep turn 3.*\[0, 1, 2\]'):
-            await bound.go_on('whole', (11,), first, keep=[3])
         with refused('context_full', TaskDropped):
             await bound.go_on('whole', (11,), first, note='a ' * 240)
         assert not bound.episodes.continued
@@ -275,29 +270,14 @@ def test_what_cannot_go_on_is_refused_in_one_line(policy):
         ended = dataclasses.replace(first, turns=(dataclasses.replace(first.turns[0], text='a'),))
         with refused('has ended, and a turn would follow'):
             await context.bound().go_on('short', (15,), ended)
-        with refused('samples is 0; give 1 or more'):
-            await context.ask('short', (16,), 0, question='abc')
+        cut = dataclasses.replace(first, turns=(dataclasses.replace(first.turns[0], closed=False),))
+        with refused('give a note'):
+            await context.bound().go_on('short', (16,), cut)
         other = dataclasses.replace(first, weights='initial')
         with refused("of the weights 'initial' and cannot go on as role"):
             await context.go_on('short', (16,), other, note='a')
-        fields = "role short: the prompt 'prompt' has the fields question, and the recipe gives "
-        with refused(f'{fields}question, topic; give these fields'):
-            await context.ask('short', (17,), question='abc', topic='x')
 
     run(context, play())
-
-
-def test_a_turn_that_a_limit_cut_goes_on_with_a_note_alone(policy):
-    context, _ = make_context(policy, env=make_env(policy[0], turn_tokens=3))
-
-    async def episode():
-        (first,) = await context.ask('whole', (3, 0), question=QUESTIONS[0])
-        assert first.finish == 'turn_tokens' and not first.turns[-1].closed
-        with pytest.raises(UserError, match='give a note'):
-            await context.go_on('whole', (4, 0), first)
-        await context.go_on('whole', (4, 0), first, note='a')
-
-    run(context, episode())
 
 
 def test_a_rollout_goes_on_at_its_temperature(policy):
@@ -336,46 +316,3 @@ def test_forks_behind_a_failed_call_count_as_failed(policy):
     assert all(fork.has_tool_failure and not fork.calls for fork in (*forks, grandchild))
     assert not context.episodes.replays
     assert not any(fork.has_tool_failure for fork in free)
-
-
-def test_a_call_that_nobody_waits_for_ends_with_its_step(policy):
-    """An episode is dropped while one of its rollouts waits for a tool; the next step is in progress."""
-    is_up = threading.Event()
-    seen = []
-
-    def slow(queries):
-        is_up.wait(60)
-        return echo(queries)
-
-    context, _ = make_context(policy, env=make_env(policy[0], slow))
-    scheduler = context.scheduler
-    dropped, ahead = context.bound(), context.bound()
-
-    async def going_on(first):
-        try:
-            await dropped.go_on('short', (4, 0), first)
-        except asyncio.CancelledError:
-            seen.append('cancelled')
-            raise
-
-    async def drop():
-        while not scheduler.workers.futures:
-            await asyncio.sleep(0)
-        raise TaskDropped('x')
-
-    async def episode():
-        (first,) = await dropped.ask('short', (3, 0), question=QUESTIONS[0])
-        with pytest.raises(TaskDropped):
-            await asyncio.gather(going_on(first), drop())
-
-    async def other():
-        while not seen:
-            await asyncio.sleep(0)
-        is_up.set()
-        await ahead.ask('short', (5, 0), question='abc')
-
-    scheduler.start(dropped.episodes, [episode()])
-    scheduler.start(ahead.episodes, [other()])
-    scheduler.wait(dropped.episodes)
-    scheduler.wait(ahead.episodes)
-    assert seen == ['cancelled'] and not scheduler._callers

@@ -5,7 +5,6 @@ import functools
 import re
 
 import jax
-import numpy as np
 import pytest
 import tiny
 
@@ -68,19 +67,6 @@ def test_a_shard_does_its_share_and_exchanges_nothing(model, kind, name, monkeyp
     # Of one device. What a shard does beyond its eighth is 5 % of that eighth at most.
     assert 0 < operations(eight) / operations(one) <= 1.05 / 8
     assert not COLLECTIVE.findall(eight.as_text())
-
-
-def test_a_sampler_holds_whole_weights_on_every_shard(model):
-    mesh = sharding.make_mesh(1, 4, 2)
-    params = transformer.init(model, jax.random.key(0))
-    split = jax.device_put(params, sharding.parameter_shardings(params, mesh))
-    whole = sharding.whole_on_shards(split, mesh)
-    kernel = whole['layer_0']['q']['kernel']
-    assert kernel.sharding.shard_shape(kernel.shape) == (kernel.shape[0], kernel.shape[1] // 2)
-    for before, after in zip(jax.tree.leaves(split), jax.tree.leaves(whole), strict=True):
-        np.testing.assert_array_equal(before, after)
-    one = sharding.make_mesh(1, 1, 2)
-    assert sharding.whole_on_shards(params, one) is params
 
 
 def test_a_round_that_ends_before_its_first_device_call_can_be_abandoned(model):

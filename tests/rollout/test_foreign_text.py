@@ -85,24 +85,6 @@ def test_the_end_of_a_long_observation_is_lost_and_nothing_else(codec, syntax):
             assert '\ufffd' not in codec.decode(cut)
 
 
-@pytest.mark.parametrize('syntax', SYNTAXES)
-@pytest.mark.parametrize('page', ['fade "cab"\n', ' ', '<search', '\ud83d'])
-def test_a_page_of_a_megabyte_does_not_hold_up_the_others(codec, syntax, page, monkeypatch):
-    text = page.encode('utf-8', 'replace').decode() * ((1 << 20) // len(page))
-    encoded = []
-    encode_plain = codec.encode_plain
-
-    def counted(piece):
-        encoded.append(len(piece))
-        return encode_plain(piece)
-
-    monkeypatch.setattr(codec, 'encode_plain', counted)
-    ids = observed(codec, syntax, text)
-    assert len(ids) <= 400
-    # A fraction of the page, however often a message is written.
-    assert sum(encoded) < len(text) / 4
-
-
 def test_the_start_of_a_long_text_has_the_ids_of_the_whole(codec):
     for text in (
         'fade cab ' * 3_000,

@@ -10,13 +10,8 @@ from hard_texts import template_ids
 from request_cases import GEMMA
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from zeroplay_jax.configs import drzero
 from zeroplay_jax.rollout import prompts
-from zeroplay_jax.rollout.call_syntax import syntax_of
-from zeroplay_jax.rollout.tokens import Codec, open_codec
-from zeroplay_jax.selfplay.recipe import RoleSpec
-from zeroplay_jax.selfplay.role_environment import role_environment, template_notes, template_record
-from zeroplay_jax.tools.search import SearchTool
+from zeroplay_jax.rollout.tokens import Codec
 
 SPECIAL = ('<pad>', '<eos>', '<bos>', '<unk>', '<start_of_turn>', '<end_of_turn>')
 WHITE = ('\n\n', '\n\n\n', '▁▁', '▁▁▁')
@@ -90,18 +85,3 @@ def test_foreign_text_never_yields_a_control_token(gemma):
     ids = codec.encode_plain(text)
     assert min(ids) >= len(SPECIAL) and codec.decode(ids) == text
     assert min(codec.encode(text)) < len(SPECIAL)
-
-
-def test_results_are_messages_of_the_user_where_a_template_knows_no_tools(gemma):
-    codec, config = open_codec(gemma), drzero.get_config('mini')
-    role = RoleSpec('solver', 'solver')
-    tools = {'search': SearchTool(search=None)}
-    role_environment(config, role, codec, tools)
-    assert template_record(config, codec) == {} and template_notes(config, codec) == []
-    config.tools.syntax = 'qwen'
-    role_environment(config, role, codec, tools)
-    assert template_record(config, codec) == {'role of results': 'user'}
-    assert "messages of role 'user'" in template_notes(config, codec)[0]
-    suffix = codec.decode(syntax_of('qwen').wrap(codec, ' ab', 64))
-    turn = '<start_of_turn>user\n{"result": " ab"}<end_of_turn>\n<start_of_turn>model\n'
-    assert suffix == '<end_of_turn>\n' + turn

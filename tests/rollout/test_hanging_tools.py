@@ -1,15 +1,10 @@
 """A tool that never returns: the process ends all the same, and results of other tools are not lost."""
 
-import functools
 import signal
 import sys
-import threading
-import weakref
 
 import pytest
-from python_process import start, wait_for
-
-from zeroplay_jax.runtime.hosts import DaemonPool
+from python_process import start
 
 # A run in small: one call that never returns, one that does, then the end of the process.
 PROGRAM = """
@@ -76,46 +71,3 @@ def test_a_call_that_never_returns_does_not_keep_the_process(ending, status):
     assert 'healthy' in line.split(), errors
     assert process.returncode == status, errors
     assert line.split().count('timeout') == (2 if ending == 'timeout' else 0)
-
-
-def test_a_cancelled_function_never_runs_and_workers_run_side_by_side():
-    pool, release, ran = DaemonPool(2, 'test'), threading.Event(), []
-    waiting = [pool.submit(release.wait) for _ in range(2)]
-    cancelled = pool.submit(lambda: ran.append('cancelled'))
-    assert cancelled.cancel()
-    release.set()
-    assert [future.result(timeout=10) for future in waiting] == [True, True]
-    assert pool.submit(lambda: 'later').result(timeout=10) == 'later' and not ran
-
-
-class Argument:
-    """An object that can be referenced weakly."""
-
-
-@pytest.mark.parametrize('fails', [False, True])
-def test_an_idle_thread_keeps_neither_function_nor_result_alive(fails):
-    def function(argument, results):
-        if fails:
-            raise ValueError(argument)
-        results.append(Argument())
-        return results[0]
-
-    pool, argument, results = DaemonPool(1, 'idle'), Argument(), []
-    future = pool.submit(functools.partial(function, argument, results))
-    future.exception(timeout=10)
-    references = [weakref.ref(item) for item in (argument, *results)]
-    del future, argument, results
-    wait_for(lambda: not any(reference() for reference in references), seconds=10)
-
-
-def threads_of(name):
-    return [thread for thread in threading.enumerate() if thread.name.startswith(name)]
-
-
-def test_a_pool_without_references_ends_its_threads():
-    pool = DaemonPool(3, 'dropped')
-    for _ in range(3):
-        pool.submit(lambda: None).result(timeout=10)
-    assert len(threads_of('dropped')) == 3
-    del pool
-    wait_for(lambda: not threads_of('dropped'), seconds=10)

@@ -40,29 +40,6 @@ def test_what_pages_held_before_changes_no_bit(policy):
     same(run(policy, reqs, PAGED), play(scheduler, reqs))
 
 
-def test_a_page_is_shared_until_its_end_differs(policy):
-    """Siblings of a long prompt have its full pages in common."""
-    scheduler, pool = make_scheduler(policy, dataclasses.replace(PAGED, page=4))
-    seen = []
-    decode = pool.decode
-
-    def look(*args):
-        groups = {}
-        for rollout in pool.placement.active():
-            groups.setdefault(rollout.identity[:-1], []).append(rollout)
-        for siblings in groups.values():
-            shared = (len(siblings[0].prefix.tokens) - 1) // 4
-            firsts = {tuple(rollout.pages.pages[:shared]) for rollout in siblings}
-            rests = [page for rollout in siblings for page in rollout.pages.pages[shared:]]
-            assert len(firsts) == 1 and len(set(rests)) == len(rests)
-            seen.append((len(siblings), shared))
-        return decode(*args)
-
-    pool.decode = look
-    play(scheduler, requests(make_env(policy[0])))
-    assert max(seen)[0] == 3 and max(shared for _, shared in seen) >= 3
-
-
 def test_few_pages_evict_and_prefill_again(policy):
     """Pages for little more than one rollout: every bit is the same."""
     reqs = requests(make_env(policy[0], late_echo))

@@ -1,7 +1,6 @@
 """The page allocator: random operations keep its counts, and nothing is lost or used twice."""
 
 import numpy as np
-import pytest
 
 from zeroplay_jax.rollout.pages import OwnedPages, PageAllocator
 
@@ -110,26 +109,6 @@ def test_random_operations_keep_the_counts():
         model.forget()
     assert len(model.pages.free) == model.pages.available == PAGES
     assert not any(model.pages.references)
-
-
-def test_a_page_without_a_reservation_is_a_fault():
-    pages = PageAllocator(4, 8)
-    row = OwnedPages()
-    with pytest.raises(RuntimeError, match='without a reservation'):
-        pages.grow(row, 9)
-    assert not pages.reserve(row, 33) and pages.reserve(row, 32)
-    assert pages.available == 0 and len(pages.free) == 4
-
-
-def test_shared_pages_are_not_cut():
-    pages = PageAllocator(8, 4)
-    row = OwnedPages()
-    assert pages.reserve(row, 12)
-    pages.grow(row, 11)
-    sibling = pages.fork(pages.hold(row, 11), 11, 14)
-    assert sibling.pages[:2] == row.pages[:2] and sibling.pages[2] != row.pages[2]
-    with pytest.raises(RuntimeError, match='8 are in shared pages'):
-        pages.cut(sibling, 7)
 
 
 def test_shared_pages_are_free_when_all_their_rows_are_released():

@@ -128,22 +128,3 @@ def test_requests_with_more_samples_than_free_slots_of_a_shard_fill_them(pages):
     """Eight shards of 12 slots and requests of 5 samples: a third sample of slots must not stay empty."""
     _, _, concurrent = play(96, 96, shards=8, **pages)
     assert concurrent >= 0.97 * 96
-
-
-def test_a_request_begins_when_exactly_the_pages_of_its_first_turn_are_free():
-    talks = Conversations(1)
-    config = SamplerConfig(slots=SLOTS, page=64, pages=PAGES, token_budget=256, **SHAPE)
-    device = CountedDevice(config, lambda rollout: talks.turns[rollout.identity], 1)
-    pool = device.pool = SlotPool(device, seed=0)
-
-    async def enqueue():
-        pool.enqueue(Request('', talks.prompts[0], (0,), talks, SAMPLES, version=0))
-
-    asyncio.run(enqueue())
-    (_, _, prefix) = pool.queue[0]
-    allocator = pool.placement.shards[0].allocator
-    first_turn = allocator.pages_for(prefix.first_limit(config.context))
-    allocator.promised = allocator.count - first_turn
-    assert pool.placement.shard_for(prefix, set()) is not None
-    allocator.promised += 1
-    assert pool.placement.shard_for(prefix, set()) is None

@@ -149,10 +149,6 @@ def test_tokenizers_that_cannot_be_used_are_refused_as_the_table_says(
     check_table(table, globals() | calls, tmp_path)
 
 
-def test_settings_that_change_no_ids_are_accepted(edited):
-    open_codec(edited(fields(SETTINGS, add_prefix_space=False, split_special_tokens=False)))
-
-
 @pytest.mark.fault(
     'third-2', 'special tokens beyond the embedding: refused where a prompt has them'
 )
@@ -181,16 +177,6 @@ def test_white_space_around_added_tokens_is_taken_as_they_say(edited, flags):
     check_prompts(codec, reference, random.Random(0), count=100)
 
 
-@pytest.mark.fault('third-12', 'an adapter with the tokenizer and template of its base')
-def test_equal_files_beside_an_adapter_are_the_same(folder, adapter, tmp_path):
-    # As it was saved after a training with padding.
-    truncation = dict(direction='Right', max_length=8, strategy='LongestFirst', stride=0)
-    files = ('tokenizer.json', SETTINGS, 'chat_template.jinja')
-    copy = lambda path: [shutil.copy(folder / name, path) for name in files]
-    path = adapter(copy, fields('tokenizer.json', truncation=truncation))
-    assert open_codec(path).folder == tmp_path / 'policy'
-
-
 # ---- classes of other models -------------------------------------------------------------------------
 
 
@@ -208,24 +194,6 @@ def ids_of(reference, text):
 
 
 TEXTS = ['1234567 a1b2', "WE'LL say it's", 'e\u0301']
-
-
-@pytest.mark.fault('new-class', 'rules of another class that give the same ids; Olmo 3')
-@pytest.mark.parametrize('model_type', ['llama', 'olmo3'])
-def test_other_rules_with_the_same_ids_are_accepted(edited, model_type):
-    def split_digits(content):
-        # As SmolLM2, whose vocabulary has no token of two digits.
-        by_digit = {'type': 'Digits', 'individual_digits': True}
-        steps = [by_digit, content['pre_tokenizer']]
-        content['pre_tokenizer'] = {'type': 'Sequence', 'pretokenizers': steps}
-        if model_type == 'olmo3':
-            content['normalizer'] = {'type': 'NFC'}
-
-    folder = edited(specification(split_digits), *with_class(model_type, 'GPT2Tokenizer'))
-    codec, reference = open_codec(folder), transformers.AutoTokenizer.from_pretrained(str(folder))
-    for text in TEXTS:
-        assert codec.encode_plain(text) == ids_of(reference, text)
-    assert not codec.notes
 
 
 @pytest.mark.fault('new-class', 'tokenizer.json beside the class of another tokenizer')

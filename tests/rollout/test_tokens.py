@@ -15,7 +15,7 @@ from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.call_syntax import syntax_of
 from zeroplay_jax.rollout.environment import Environment, Limits
 from zeroplay_jax.rollout.foreign_text import Untrusted
-from zeroplay_jax.rollout.tokens import Codec, StopMatcher, open_codec, text_spans
+from zeroplay_jax.rollout.tokens import Codec, StopMatcher, text_spans
 from zeroplay_jax.types import ENV, POLICY, PROMPT, Trajectory
 
 ATTACKS = [
@@ -174,22 +174,3 @@ def test_stop_string_is_found_wherever_the_bursts_are_cut(codec):
         matcher = StopMatcher(codec.token_bytes, ['</answer>', '</search>'])
         hit = matcher.push(ids[:cut]) or matcher.push(ids[cut:])
         assert hit == (len(ids) - 2, 'fade</answer>')
-
-
-def test_a_byte_without_a_token_is_named(tmp_path):
-    folder = tiny.make_folder(tmp_path / 'policy')
-    assert not open_codec(folder).notes
-    path = folder / 'tokenizer.json'
-    specification = json.loads(path.read_text())
-    # The first byte of many characters of Latin scripts; the other one is in no text.
-    for character in 'Ãÿ':
-        del specification['model']['vocab'][character]
-    path.write_text(json.dumps(specification))
-    (note,) = open_codec(folder).notes
-    assert 'has no token for 1 of 256 bytes' in note
-
-
-def test_token_bytes_cover_every_id(codec):
-    assert all(codec.token_bytes) and codec.eos_ids == tuple(codec.encode('<|im_end|>'))
-    ids = np.arange(len(codec.token_bytes))
-    assert len(codec.decode(ids)) > len(ids) // 2

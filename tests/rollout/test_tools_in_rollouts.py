@@ -1,6 +1,5 @@
 """Whole rollouts with several tools: a policy that plays a script, through the real sampler and scheduler."""
 
-import json
 import threading
 
 import numpy as np
@@ -10,7 +9,6 @@ from scripted_rollouts import play
 from examples.calculator.tool import Calculator
 from zeroplay_jax.configs import common
 from zeroplay_jax.rollout.call_syntax import SYNTAXES, syntax_of
-from zeroplay_jax.rollout.foreign_text import without_tags
 from zeroplay_jax.tools.base import Tool, ToolResult
 from zeroplay_jax.tools.registry import build_tools
 from zeroplay_jax.tools.search import OpenTool, SearchTool
@@ -107,82 +105,19 @@ def test_search_open_and_calculator_in_one_rollout(scripted, played):
     assert [turn.text for turn in trajectory.turns] == turns
 
 
-def control(codec, ids):
-    return [token for token in ids if token in {added['id'] for added in codec._added.values()}]
+class Counter(Tool):
+    """Counts in its state, and fails at 3, after it has counted."""
 
-
-def test_hostile_pages_hold_no_control_token_and_end_no_turn(scripted, played):
-    codec = scripted[0]
-    syntax, _, steps, trajectory = played
-    env_tags = ('answer', 'think')
-    tags_of = {
-        'qwen': ('tool_call', 'tool_response', *env_tags),
-        'olmo': ('function_calls', *env_tags),
-        'r_search': ('search', 'open', 'calculator', 'observation', *env_tags),
-        'search_r1': ('search', 'open', 'calculator', 'information', *env_tags),
-    }
-    observations = parts(trajectory, ENV)
-    assert len(observations) == len(steps)
-    clean = syntax_of(syntax).wrap(codec, 'x', 1200).tolist()
-    for ids, turn in zip(observations, trajectory.turns):
-        assert control(codec, ids) == control(codec, clean)
-        shown = without_tags(turn.call.text, tags_of[syntax])
-        if syntax == 'qwen':
-            shown = json.dumps({'result': shown}, ensure_ascii=False)
-        assert shown in codec.decode(ids)
-    # The attack's strings would be control tokens if we had written them.
-    assert len(control(codec, codec.encode(HOSTILE))) > 10
-
-
-class Simple(Tool):
-    """A tool of a name; every call's result is that of a function, `answer`."""
-
+    name = 'counter'
     description = 'a tool of this test'
+    parameters = {'type': 'object'}
 
-    def __init__(self, name, answer=None, **properties):
-        self.name = name
-        self.answer = answer or self.answer
-        self.parameters = {
-            'type': 'object',
-            'properties': properties,
-            'required': list(properties),
-        }
+    def __init__(self, fail='error'):
+        self.fail = fail
+        self.rollouts = set()
 
     def run(self, calls):
         return [self.answer(call) for call in calls]
-
-
-def test_a_slow_tool_does_not_delay_another(scripted):
-    """The slow call ends only when another rollout has had two calls of another tool answered."""
-    is_open, was_released = threading.Event(), []
-
-    def wait(call):
-        was_released.append(is_open.wait(30))
-        return ToolResult(text='gate')
-
-    def open_gate(call):
-        if call.arguments['n'] == 2:
-            is_open.set()
-        return ToolResult(text=str(call.arguments['n']))
-
-    gate, opener = Simple('gated', wait), Simple('opener', open_gate, n={'type': 'integer'})
-    tools = {'gated': gate, 'opener': opener}
-    write = syntax_of('qwen').write_call
-    waiting = [write(gate, {}), '<answer>a</answer>']
-    running = [write(opener, {'n': n}) for n in (1, 2)] + ['<answer>b</answer>']
-    slow, quick = play(scripted, 'qwen', tools, [waiting, running])
-    assert was_released == [True]
-    assert [t.call.text for t in quick.turns[:-1]] == ['1', '2']
-    assert slow.turns[0].call.text == 'gate' and slow.finish == quick.finish == 'answer'
-
-
-class Counter(Simple):
-    """Counts in its state, and fails at 3, after it has counted."""
-
-    def __init__(self, fail='error'):
-        super().__init__('counter')
-        self.fail = fail
-        self.rollouts = set()
 
     def answer(self, call):
         self.rollouts.add(call.rollout)
@@ -239,24 +174,13 @@ def test_a_call_that_comes_too_late_leaves_no_state(scripted):
     assert calls[1].text.startswith('The call of counter took too long.')
 
 
-class Reader(Simple):
-    """A tool from elsewhere that reads documents by id; its name and class are no built-in ones."""
-
-    takes_document_ids = True
-
-
-READER = Reader('read', lambda call: ToolResult(text='read'), id={'type': 'string'})
-
-
 class OtherOpen(OpenTool):
     """A tool derived from the built-in one."""
 
     name = 'fetch'
 
 
-@pytest.mark.parametrize(
-    ('tool', 'has_ids'), [(READER, True), (OtherOpen(None), True), (Calculator(), False)]
-)
+@pytest.mark.parametrize(('tool', 'has_ids'), [(OtherOpen(None), True), (Calculator(), False)])
 def test_ids_are_shown_to_roles_with_a_tool_that_takes_them(scripted, tool, has_ids):
     tools = {'search': SearchTool(Source().search), tool.name: tool}
     write = syntax_of('search_r1').write_call

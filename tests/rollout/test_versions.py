@@ -106,24 +106,6 @@ def test_a_run_in_progress_continues_with_the_next_call(policy):
     assert sorted(scheduler.weights.params) == [('policy', 4)]
 
 
-def test_an_error_of_any_run_frees_all_slots(policy):
-    scheduler, pool = with_two_versions(policy, MANY, overlap=True)
-    reqs = requests(make_env(policy[0]))
-
-    async def bad():
-        await scheduler.rollout(of_step(reqs, 4)[0])
-        raise KeyError('lost')
-
-    start(scheduler, 'first', of_step(reqs, 3), 1)
-    scheduler.start('second', [bad()])
-    with pytest.raises(KeyError, match='lost'):
-        scheduler.wait('first')
-        scheduler.wait('second')
-    assert not pool.unfinished() and pool.placement.shards[0].is_idle and scheduler._runner is None
-    newer = (*policy[:2], changed(policy[2]))
-    same(play(scheduler, reqs), run(newer, reqs, MANY))
-
-
 def test_requests_that_an_episode_leaves_behind_end_with_its_run(policy):
     scheduler, pool = with_two_versions(policy, MANY)
     reqs = requests(make_env(policy[0]), 2)

@@ -21,10 +21,9 @@ from test_engine import (  # noqa: F401
 )
 
 from zeroplay_jax.runtime import signals
-from zeroplay_jax.selfplay import step_metrics
 from zeroplay_jax.selfplay.judge import Judge, Judgement
-from zeroplay_jax.selfplay.schedule import Phase, QuestionPool, Step, all_steps, evaluation_step
-from zeroplay_jax.types import Preempted, Question, Row, TaskDropped, Turn
+from zeroplay_jax.selfplay.schedule import Phase, QuestionPool, all_steps, evaluation_step
+from zeroplay_jax.types import Preempted, Question, TaskDropped, Turn
 
 PAYS = lambda item: (1, 0) if item % 3 else (0, 0)
 FILTERED = dict(filter_groups=True, batch=3, fill_rounds=3, surplus='drop')
@@ -134,19 +133,6 @@ def test_an_evaluation_is_a_barrier(game):
     assert columns(play(engine, schedule, 3))[0] == [{2}, {2}]
 
 
-def test_what_ends_last_decides_nothing(game):
-    def result(*waits):
-        engine, played, schedule = game()
-        played.waits = waits
-        records = play(engine, schedule)
-        return records, snapshot(engine)
-
-    records, state = result()
-    slow_records, slow_state = result((0, 1), (2, 0))
-    assert records == slow_records
-    assert_equal_states(state, slow_state)
-
-
 @pytest.mark.parametrize('ahead', [0, 1])
 def test_replies_of_a_judge_are_rows_of_the_step_and_the_task_that_asked(game, ahead):
     """Of every round of the filter, of no other step, in order; of a task that is dropped none."""
@@ -166,21 +152,6 @@ def test_replies_of_a_judge_are_rows_of_the_step_and_the_task_that_asked(game, a
         assert len({row.group for row in replies}) == len(replies) // 2
         counts.append(len(tasks) // 2)
     assert max(counts) > engine.config.solver.batch
-
-
-@pytest.mark.parametrize('last', [1, 2, 3])
-def test_a_resumed_run_begins_the_same_step_again(game, last):
-    whole, _, schedule = game()
-    play(whole, schedule, 0, last)
-    saved = snapshot(whole)
-    assert saved[1]['ahead']['number'] == last
-    expected = play(whole, schedule, last)
-    resumed, *_ = game(name='resumed')
-    resumed.restore(*copy.deepcopy(saved))
-    # Saved again before the step begins, it is the same state.
-    assert_equal_states(snapshot(resumed), saved)
-    assert play(resumed, schedule, last) == expected
-    assert_equal_states(snapshot(resumed), snapshot(whole))
 
 
 def preempt(*_):
@@ -227,32 +198,6 @@ def test_the_pool_is_read_as_it_was_when_the_tasks_were_drawn():
     assert not earlier.drops and len(pool.questions) == 3
 
 
-def test_an_error_ends_both_steps_and_the_step_can_begin_again(game):
-    engine, played, schedule = game()
-    whole = played.episode
-
-    async def fails(context, step, task):
-        if task.identity == (1, 0):
-            raise KeyError('lost')
-        return await whole(context, step, task)
-
-    played.episode = fails
-    with pytest.raises(KeyError, match='lost'):
-        engine.run_step(schedule[0], lambda: None, schedule[1])
-    assert is_idle(engine)
-    assert engine.collector.ahead is None and engine.collector.drawn == 0
-    played.episode = whole
-    assert columns(play(engine, schedule))[0] == [{0}, {0}, {1}, {2}]
-
-
-def test_closing_ends_the_step_that_was_begun(game):
-    engine, _, schedule = game()
-    engine.run_step(schedule[0], lambda: None, schedule[1])
-    assert engine.scheduler._episodes
-    engine.close()
-    assert is_idle(engine)
-
-
 def test_a_step_without_tasks_leaves_nothing_behind(game, monkeypatch):
     engine, played, schedule = game()
     draw = played.tasks
@@ -261,31 +206,3 @@ def test_a_step_without_tasks_leaves_nothing_behind(game, monkeypatch):
     )
     assert columns(play(engine, schedule[:3]))[0] == [set(), set(), {1}]
     assert is_idle(engine)
-
-
-def test_a_step_in_progress_comes_next(game):
-    engine, _, schedule = game()
-    engine.run_step(schedule[0], lambda: None, schedule[1])
-    with pytest.raises(RuntimeError, match='step 1 is in progress'):
-        engine.run_step(schedule[2], lambda: None)
-    engine.close()
-
-
-def test_episodes_count_for_their_own_step(game):
-    engine, played, schedule = game()
-    played.waits = ((0, 0),)  # all episodes of step 1 end before it
-    ends = []
-    engine.run_step(schedule[0], lambda: ends.append(0), schedule[1])
-    assert len(ends) == 6
-    engine.run_step(schedule[1], lambda: ends.append(1), None)
-    assert ends.count(1) == len(ends) - 6 > 2
-
-
-def test_roles_of_the_same_weights_are_one_step_old_after_two_updates(game):
-    engine, *_ = game()
-    versions = {'solver': 4}
-    rows = [Row('solver', trajectory((0, 0), version=2), 0.0, 0)]
-    step = Step(Phase('selfplay', 1, ('solver', 'proposer')), 0, 0)
-    engine.weights_of['proposer'] = 'solver'
-    staleness = step_metrics.staleness(step, rows, engine.weights_of, versions)
-    assert staleness == (1.0, 1)

@@ -2,7 +2,6 @@
 
 import re
 
-import numpy as np
 import pytest
 from input_files import write
 
@@ -13,7 +12,6 @@ from zeroplay_jax.recipes.datasets import DocumentSampler
 from zeroplay_jax.retrieval import build
 from zeroplay_jax.retrieval.client import Client
 from zeroplay_jax.retrieval.types import SearchFailed
-from zeroplay_jax.run import run_folder
 from zeroplay_jax.selfplay.library import Library, SearchableCorpus
 from zeroplay_jax.selfplay.library_builder import build_library, check_and_reset_failures
 from zeroplay_jax.selfplay.schedule import Phase, Step
@@ -36,12 +34,6 @@ def held_out_names(config):
     return words(*(passage.title for world in worlds for passage in world.passages))
 
 
-def test_both_indexes_are_real_ones(library):
-    for corpus in (library.training, library.held_out):
-        index = corpus.client.backend.index
-        assert len(index) >= 5_000 and index.parameters['kind'] == 'scann'
-
-
 def test_training_finds_nothing_of_the_evaluation(config, library):
     """Neither by a training title, nor by a held-out one, nor in any document that a proposer may start from."""
     names = held_out_names(config)
@@ -50,15 +42,6 @@ def test_training_finds_nothing_of_the_evaluation(config, library):
         assert len(found) == 3
         assert not any(names & words(d['title'], d['text']) for d in found)
     assert not any(names & words(d.title, d.text) for d in library.documents)
-
-
-def test_evaluation_questions_can_be_answered_by_search(config, library):
-    names = held_out_names(config)
-    for question in library.questions[::10]:
-        (start,) = names & words(question.text)
-        assert library.held_out.search([start])[0][0]['title'] == start
-    hops = sorted(np.repeat(config.eval.hops, config.eval.questions))
-    assert [q.hops for q in library.questions] == hops
 
 
 def words(*texts):
@@ -73,19 +56,16 @@ def test_an_index_folder_is_searched_and_asked_about(config, tmp_path):
     build.main([f'--corpus={corpus}', '--encoder=lexical', f'--out={index}'])
     own = config.copy_and_resolve_references()
     own.retrieval.update(kind='folder', path=str(index))
-    questions = tmp_path / 'q.jsonl'
-    own.eval.file = write(questions, {'question': 'Where does town 7 lie?', 'answer': 'town 8'})
-    library = build_library(own)
-    ((first, *_),) = library.training.search(['Town 7'])
-    assert first['title'] == 'Town 7' and first['id'] == 'p7' and library.about
-    assert library.questions[0].answers == ('town 8',) and library.open_tasks == ()
-    tasks = DocumentSampler(own, library).tasks(Step(Phase('proposer', 1), 0, 3), 20)
-    assert len({t.payload.title for t in tasks}) == 20 and tasks[0].payload.text.startswith('Town')
     # Questions are drawn from the whole file; so are open tasks.
-    write(questions, *({'question': f'Number {i}?', 'answer': 'yes'} for i in range(50)))
+    questions = [{'question': f'Number {i}?', 'answer': 'yes'} for i in range(50)]
+    own.eval.file = write(tmp_path / 'q.jsonl', *questions)
     task = {'task': 'Describe Town 7.', 'rubrics': ['Name town 8.']}
     own.eval.update(questions=5, tasks=write(tmp_path / 't.jsonl', task))
     library = build_library(own)
+    ((first, *_),) = library.training.search(['Town 7'])
+    assert first['title'] == 'Town 7' and first['id'] == 'p7'
+    tasks = DocumentSampler(own, library).tasks(Step(Phase('proposer', 1), 0, 3), 20)
+    assert len({t.payload.title for t in tasks}) == 20 and tasks[0].payload.text.startswith('Town')
     own.seed = 7
     asked = library.questions
     assert len(asked) == 5 and asked == build_library(own).questions
@@ -97,12 +77,8 @@ def test_an_index_folder_is_searched_and_asked_about(config, tmp_path):
     both = build_library(own).questions
     assert [one.origin['set'] for one in both] == ['q'] * 5 + ['more']
     assert [one.text for one in both[:5]] == [one.text for one in asked]
-    assert run_folder.fingerprints(own)['eval.file'].keys() == {'q.jsonl', 'more.jsonl'}
     (task,) = library.open_tasks
     assert task.text == 'Describe Town 7.' and task.rubrics[0]['text'] == 'Name town 8.'
-    own.retrieval.path = str(tmp_path / 'nothing')
-    with pytest.raises(UserError, match='nothing'):
-        build_library(own)
 
 
 class Flaky:

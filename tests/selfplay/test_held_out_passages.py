@@ -4,12 +4,8 @@ import pytest
 from input_files import write
 
 from zeroplay_jax.configs import quickstart
-from zeroplay_jax.configuration import fields, places
-from zeroplay_jax.data import files
 from zeroplay_jax.retrieval import client, folder
 from zeroplay_jax.selfplay.library_builder import build_library, check_and_reset_failures
-from zeroplay_jax.selfplay.recipe import recipe_class
-from zeroplay_jax.settings.kinds import ConfigError, refuse
 from zeroplay_jax.types import UserError
 
 
@@ -97,30 +93,6 @@ def test_training_opens_no_document_with_a_held_out_passage(config, place):
 def test_without_a_list_training_and_evaluation_share_one_corpus(config):
     library = build_library(config)
     assert library.training is library.held_out
-
-
-def check_held_out(config, recipe):
-    refuse(config, places.held_out(fields.frozen(config), recipe))
-
-
-def test_a_list_that_cannot_be_used_is_one_line(config, place, tmp_path):
-    path = write(tmp_path / 'list.jsonl', {'document_id': 'a'}, {'title': 'A'})
-    with pytest.raises(UserError, match='list.jsonl, line 2: .*"document_id"'):
-        files.held_out_passages(path)
-    drzero, ssp = recipe_class('drzero'), recipe_class('ssp')
-    config.retrieval.held_out = str(tmp_path / 'lists.jsonl')
-    with pytest.raises(ConfigError, match='no such file.*did you mean .*list.jsonl'):
-        check_held_out(config, drzero)
-    config.retrieval.held_out = path
-    # Documents would be drawn from the whole index.
-    with pytest.raises(ConfigError, match='name a file in inputs.documents'):
-        check_held_out(config, drzero)
-    check_held_out(config, ssp)
-    config.inputs.documents = path
-    check_held_out(config, drzero)
-    config.retrieval.kind = 'world'
-    with pytest.raises(ConfigError, match='the miniature world holds out worlds'):
-        check_held_out(config, drzero)
 
 
 def test_a_list_of_another_index_is_refused(config, place):

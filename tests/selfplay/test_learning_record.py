@@ -10,9 +10,9 @@ import pytest
 from python_process import ROOT
 from test_engine import make, play, policy  # noqa: F401 - a fixture
 
-from zeroplay_jax.run.outcome import _REMEDIES, learning_summary, remedy, stop_line
+from zeroplay_jax.run.outcome import _REMEDIES
 from zeroplay_jax.selfplay.metrics import invalid_reason
-from zeroplay_jax.selfplay.records import LearningRecord, shares_text
+from zeroplay_jax.selfplay.records import LearningRecord
 from zeroplay_jax.selfplay.schedule import Phase, Step
 from zeroplay_jax.selfplay.update import RolePlan
 from zeroplay_jax.types import Outcome, Row, TaskDropped
@@ -62,19 +62,6 @@ def test_dropped_tasks_are_counted_with_their_reasons_and_a_training_step_starts
     assert engine.learning.consecutive_empty['solver'] == 0 and not engine.learning.notices
 
 
-@pytest.fixture
-def engine_of(policy):  # noqa: F811
-    """Returns an engine of two policies with a record."""
-
-    def make_engine(record):
-        engine, _ = make(policy, lambda item: (1, 1))
-        engine.learning = record
-        engine.weights_of = {'proposer': 'first', 'solver': 'second'}
-        return engine
-
-    return make_engine
-
-
 def reasons_of(**reasons):
     """Policy → reason, of each of two tasks."""
     return {name: collections.Counter({reason: 2}) for name, reason in reasons.items()}
@@ -112,35 +99,6 @@ def test_a_step_trains_with_reward_variance_or_an_entropy_bonus(policy, pays, se
     assert learning.stuck_policies(2) == ['solver'] and not learning.stuck_policies(0)
 
 
-def test_every_policy_has_reasons_of_its_own(engine_of):
-    record = LearningRecord()
-    reasons = reasons_of(first='truncated', second='equal_rewards')
-    step = training_step(0, 1)
-    record.add_training_step(step, {'first': False, 'second': False}, reasons)
-    record.add_training_step(training_step(1), {'second': False}, {'second': reasons['second']})
-    record.restore(json.loads(json.dumps(record.state())))
-    engine = engine_of(record)
-    assert 'turn_tokens' in remedy(engine, 'first')
-    assert 'config.solver.samples' in remedy(engine, 'second')
-    trains_both = Step(Phase('both', 1, ('proposer', 'solver')), 0, 0)
-    warning = learning_summary(engine, [trains_both], [], None)['warning']
-    assert 'step of first: truncated 100 % of 2 tasks; raise config.rollout.turn_tokens' in warning
-    assert 'step of second: equal_rewards 100 % of 2 tasks' in warning
-    line = stop_line(engine, ['first', 'second'], step)
-    assert 'first: truncated 100 % of 2 tasks; second: equal_rewards 100 % of 2 tasks' in line
-
-
-def test_the_stop_line_counts_only_steps_that_were_empty_for_all_policies_it_names(engine_of):
-    record = LearningRecord()
-    reasons = reasons_of(first='equal_rewards', second='equal_rewards')
-    # The second policy learnt in the first two of five steps.
-    for index in range(5):
-        step = training_step(index, 9)
-        record.add_training_step(step, {'first': False, 'second': index < 2}, reasons)
-    line = stop_line(engine_of(record), record.stuck_policies(3), step)
-    assert line.startswith('stopped: 3 steps in a row trained nothing in first, second')
-
-
 def test_policies_of_a_step_are_counted_one_by_one():
     record = LearningRecord()
     reasons = reasons_of(second='equal_rewards')
@@ -151,16 +109,6 @@ def test_policies_of_a_step_are_counted_one_by_one():
     # A step of another policy does not stop the run because of this one.
     record.add_training_step(training_step(2), {'first': True}, {})
     assert record.stuck_policies(2) == []
-
-
-def test_a_phase_without_an_update_is_reported_at_its_end():
-    record = LearningRecord()
-    reasons = {'solver': collections.Counter(prompt_too_long=1)}
-    for index in range(2):
-        record.add_training_step(training_step(index, 2), {'solver': False}, reasons)
-    assert record.notices[-1] == (
-        'phase solver of iteration 1 made no update: prompt_too_long 100 % of 2 tasks'
-    )
 
 
 def test_a_pool_that_stays_empty_is_reported_and_stops_the_next_phase():
@@ -177,16 +125,3 @@ def test_a_pool_that_stays_empty_is_reported_and_stops_the_next_phase():
     assert record.last_reasons == {'solver': drops}, (
         'the reasons of the phase that made no questions'
     )
-
-
-def test_some_dropped_tasks_of_a_generation_step_are_no_news():
-    record = LearningRecord()
-    step = Step(Phase('generate', 1), 0, 1)
-    record.add_rollout_step(step, [Outcome(drop='no_question'), Outcome()], 1, {'no_question': 1})
-    assert record.notices == []
-
-
-def test_many_reasons_are_cut_after_the_largest():
-    reasons = {f'reason_{number}': number for number in range(1, 7)}
-    text = shares_text(reasons)
-    assert text.startswith('reason_6 29 %, reason_5 24 %') and text.endswith(', … of 21 tasks')

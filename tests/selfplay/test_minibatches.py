@@ -37,6 +37,8 @@ def test_every_minibatch_of_a_proposer_has_all_hop_counts():
         documents = [row.trajectory.identity[1] for row in part]
         assert documents[0::2] == documents[1::2] == sorted(documents[0::2])
     assert sorted(map(id, sum(parts, []))) == sorted(map(id, rows))
+    # Drawn by the seed.
+    assert split(rows, 4) == parts != split(rows, 4, seed=1)
 
 
 def test_without_several_minibatches_rows_stay_as_they_are():

@@ -93,20 +93,3 @@ def test_a_field_that_no_prompt_has_is_refused_before_weights_are_loaded(monkeyp
     monkeypatch.setattr(recipe_class('drzero'), 'episode', episode)
     with pytest.raises(UserError, match='has the fields question, and the recipe gives qestion'):
         check_prompts(drzero.get_config('mini'), documents(0.0))
-
-
-@pytest.mark.fault('user-8', 'a tool of the user under the prompts of the miniature')
-def test_a_tool_that_the_prompt_does_not_name_is_a_warning(monkeypatch, tmp_path):
-    (tmp_path / 'user8_tool.py').write_text(
-        'from zeroplay_jax.tools.base import Tool, string_parameter\n'
-        'class Clock(Tool):\n'
-        '    name, description = "clock", "the time"\n'
-        '    parameters = string_parameter("zone", "a zone")\n'
-        '    def run(self, calls): return []\n'
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    config = drzero.get_config('mini')
-    assert not [line for line in check_prompts(config, documents(0.0)) if 'names no tools' in line]
-    config.tools.names = ('search', 'user8_tool:Clock')
-    (warning,) = [line for line in check_prompts(config, documents(0.0)) if 'role solver' in line]
-    assert 'can call clock, but its prompt' in warning and 'config.prompts=full' in warning

@@ -165,8 +165,3 @@ def test_a_state_without_restore_and_one_that_is_changed_in_place_are_refused():
         with_state(Forgotten({}, None), 1)
     with pytest.raises(UserError, match='set every attribute of the state anew'):
         with_state(InPlace(), {'value': {'a': 2}})
-
-
-def test_a_recipe_without_state_is_played_itself():
-    recipe = Recipe({}, None)
-    assert state_of(recipe) is None and with_state(recipe, None) is recipe

@@ -124,13 +124,6 @@ def test_numpy_scalars_become_numbers():
     assert [type(x) for x in (same.reward, same.parts['a'], same.group)] == [float, bool, int]
 
 
-def test_the_rows_of_a_question_share_it_and_its_bytes():
-    first, second = received([make_row(), make_row(reward=0.0)])
-    assert first.info is not second.info and first.info.question is second.info.question
-    two, three = (len(rows.to_bytes([make_row()] * count)) for count in (2, 3))
-    assert three - two < 50
-
-
 @pytest.mark.parametrize(
     ('value', 'reason'),
     [

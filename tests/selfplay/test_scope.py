@@ -131,17 +131,6 @@ def test_a_task_has_to_be_about_its_source(setting, read):
     assert evidence.endswith('(Title: Lomi) ' + LOMI['text'])
 
 
-def test_generation_ends_when_enough_tasks_stand():
-    game, pool = recipe(pool__target=2, pool__batches=3), QuestionPool()
-    step = Step(Phase('generate', 3), 1, 7)
-    assert len(game.tasks(step, pool, BatchCursor())) == 8
-    for text in ('a b', 'c d'):
-        pool.add(Question(text))
-    assert game.tasks(step, pool, BatchCursor()) == []
-    # The solver's phase and the challenger's do not end with it.
-    assert game.tasks(Step(scripted.phase('proposer', 3), 1, 8), pool, BatchCursor())
-
-
 TASK = Question('Describe Lomi.', rubrics=({'text': 'Tarva', 'priority': 'important'},) * 2)
 SHORT, LONG = (searching(('Lomi', (LOMI,)), answer=text) for text in ('In Tarva', 'Tarva ' * 96))
 
@@ -171,14 +160,11 @@ def test_given_tasks_go_on_where_the_last_iteration_ended(tmp_path):
     assert len(drawn) == len(set(drawn)) == 12
 
 
-def test_types_are_in_equal_parts_of_a_batch_whatever_names_them(tmp_path):
+def test_types_are_in_equal_parts_of_a_batch(tmp_path):
     config = configured(inputs__types=scope.TYPES)
-    step = Step(Phase('generate', 3), 0, 0)
-    documents = [Document('Gumu', ITEM.text, 3)] * 8
-    drawn = Recipe(config, scripted.library(documents)).tasks(step, QuestionPool(), BatchCursor())
     lines = [{'title': f'{i}', 'text': 't', 'hops': 2 + i % 2} for i in range(16)]
     config.inputs.documents = input_files.write(tmp_path / 'documents.jsonl', *lines)
-    read = Recipe(config, scripted.library()).tasks(step, QuestionPool(), BatchCursor())
-    for tasks in (drawn, read):
-        types = collections.Counter(task.payload.task_type for task in tasks)
-        assert types == dict.fromkeys(scope.TYPES, 2)
+    step = Step(Phase('generate', 3), 0, 0)
+    tasks = Recipe(config, scripted.library()).tasks(step, QuestionPool(), BatchCursor())
+    types = collections.Counter(task.payload.task_type for task in tasks)
+    assert types == dict.fromkeys(scope.TYPES, 2)

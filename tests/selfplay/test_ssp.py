@@ -4,10 +4,9 @@ import dataclasses
 import pathlib
 import re
 
-import pytest
 import scripted
 from refused_calls import check_table
-from scripted import ScriptedContext, ScriptedRole, final, searching
+from scripted import ScriptedContext, final, searching
 
 from zeroplay_jax.configs import ssp
 from zeroplay_jax.recipes.datasets import HiddenAnswer
@@ -84,6 +83,10 @@ class Down:
 TARVA = final(answer='Tarva')
 WRONG = [final(answer='x')] * 3
 PENALTY = dict(ssp__invalid_reward=-0.1)
+BARE = scripted.trajectory(Turn('Tarva it is: <answer>Tarva</answer>'))
+LOOSE = scripted.trajectory(
+    hidden().turns[0], Turn('Now: <question>What is the country of Lomi?</question>')
+)
 
 
 def too_long(fields):
@@ -137,17 +140,6 @@ def checked(context):
     return [fields['documents'] for role, _, _, fields in context.asked if role == 'checker']
 
 
-@pytest.mark.parametrize('noise,seen', [(0, 1), (1, 2), (4, 3)])
-def test_the_check_mixes_in_what_others_read(noise, seen):
-    third = dict(id=3, title='Puto', text='Puto worked as a poet.')
-    proposals = [hidden(), hidden(found=(GUMU,)), hidden(found=(third,))]
-    context = ScriptedContext(proposer=proposals, checker=WRONG)
-    game = recipe(ssp__noise=noise, proposer__batch=3)
-    tasks = game.tasks(STEP, QuestionPool(), BatchCursor(missing=3))
-    scripted.run_episodes(game, context, STEP, tasks)
-    assert [text.count('Title:') for text in checked(context)] == [seen] * 3
-
-
 def noise_of(game, *others, read=(LOMI,)):
     """Ids of what the check of the first of several answers mixes in; `others`: what the other proposers read."""
     proposals = [hidden(found=found) for found in (read, *others)]
@@ -195,12 +187,6 @@ def test_a_passage_that_both_read_is_no_noise():
     assert [text.count('Title:') for text in checked(context)] == [1, 1]
 
 
-def test_late_answers_are_checked_among_as_many_neighbours():
-    cursor = BatchCursor(drawn_in_phase=8, drawn_in_step=8, round=1, missing=1, external=8)
-    (late,) = recipe(ssp__fill='resample', ssp__noise=4).tasks(STEP, QuestionPool(), cursor)
-    assert late.payload.noise_from == tuple((7, number) for number in range(8))
-
-
 def test_replayed_questions_do_not_use_up_the_deck():
     game = recipe(proposer__batch=8, solver__batch=8)
     answers = []
@@ -219,18 +205,6 @@ def test_noise_is_left_out_where_the_prompt_gets_too_long():
     assert 'Lomi' in lomi and 'Gumu' in gumu
 
 
-@pytest.mark.parametrize(('limit', 'passages'), [(18, 1), (10_000, 2), (None, 2)])
-def test_noise_is_left_out_by_the_limit_of_the_judge_where_it_answers(limit, passages):
-    judge = Answerer('x')
-    context = ScriptedContext(judge, proposer=[hidden(), hidden(found=(GUMU,))])
-    context.roles['checker'].prompt_tokens = 18
-    # A server is no role.
-    if limit is not None:
-        context.roles['judge'] = ScriptedRole(limit)
-    play(recipe(ssp__checker='judge'), context, [ITEM, ITEM])
-    assert [text.count('Title:') for _, text in judge.asked] == [passages] * 2
-
-
 def test_a_failing_neighbour_keeps_nobody_waiting():
     proposals = [hidden(), final(finish='turns')]
     context = ScriptedContext(proposer=proposals, checker=WRONG[:1])
@@ -246,21 +220,3 @@ def test_an_old_question_is_solved_again_without_a_proposer():
     (task,) = game.tasks(STEP, pool, BatchCursor(8, 8, 1, 1))
     (outcome,) = scripted.run_episodes(game, context, STEP, [task])
     assert [(row.role, row.reward) for row in outcome.rows] == [('solver', 1)] * 3
-
-
-BARE = final(answer='Tarva')
-BARE = dataclasses.replace(BARE, turns=(Turn('Tarva it is: <answer>Tarva</answer>'),))
-
-
-def test_a_response_that_deviates_from_the_format_earns_nothing():
-    strict = dict(ssp__strict_format=True, ssp__answerability_check=False)
-    solved = episode(solver=[TARVA, BARE, TARVA], **strict)
-    # Of three right answers one has text outside tags: it counts as wrong for both roles.
-    assert 'rewards [0.333, 1.0, 0.0, 1.0]' in solved and 'solved 2' in solved
-    assert 'rewards [0.0, 1.0, 1.0, 1.0]' in episode(
-        solver=[TARVA, BARE, TARVA], ssp__answerability_check=False
-    )
-    proposal = hidden()
-    loose = (Turn('Now: <question>What is the country of Lomi?</question>'),)
-    proposal = dataclasses.replace(proposal, turns=proposal.turns[:-1] + loose)
-    assert 'dropped format' in episode(proposal, **strict, **PENALTY)

@@ -14,9 +14,7 @@ from trajectories import make_trajectory
 
 from zeroplay_jax.policy import transformer
 from zeroplay_jax.policy.decoder import ModelConfig
-from zeroplay_jax.runtime import devices
 from zeroplay_jax.selfplay import health, metrics, step_metrics
-from zeroplay_jax.selfplay.context import Episodes
 from zeroplay_jax.selfplay.task_log import task_log
 from zeroplay_jax.types import (
     ENV,
@@ -33,15 +31,10 @@ from zeroplay_jax.types import (
 )
 
 
-def make_context(hosts=1, pages=8, **scored):
-    config = types.SimpleNamespace(page_count=pages, slots=4, pages_per_slot=2)
-    pool = types.SimpleNamespace(sampler=types.SimpleNamespace(config=config))
-    workers = types.SimpleNamespace(seconds={'search': [1.0, 3.0]})
-    scheduler = types.SimpleNamespace(
-        stats=collections.Counter(), workers=workers, pools={'solver': pool}
-    )
+def make_context(hosts=1):
+    scheduler = types.SimpleNamespace(stats=collections.Counter())
     processes = types.SimpleNamespace(count=hosts, index=0, seconds=0.0, gather=lambda x: [x])
-    return types.SimpleNamespace(scheduler=scheduler, hosts=processes, episodes=Episodes(**scored))
+    return types.SimpleNamespace(scheduler=scheduler, hosts=processes)
 
 
 def test_the_causes_of_a_step_add_up_to_its_wall_time(monkeypatch):
@@ -70,20 +63,6 @@ def test_the_causes_of_a_step_add_up_to_its_wall_time(monkeypatch):
     assert alone.metrics() == {'seconds/rollout': 0.0, 'seconds/tools': 0.0}
 
 
-def test_evictions_are_a_column_wherever_pages_can_be_taken():
-    before = collections.Counter()
-    enough = step_metrics.throughput(make_context(pages=8), before, 4, 2.0)
-    assert not {'evictions', 'refilled_tokens'} & enough.keys()
-    assert enough['tool_seconds/search/p50'] == 2.0
-    few = step_metrics.throughput(make_context(pages=7), before, 4, 2.0)
-    assert few['evictions'] == few['refilled_tokens'] == 0.0
-    # And what log_probs computed where there are any.
-    assert 'scored_tokens' not in few
-    context = make_context(scored_texts=3, scored_tokens=70)
-    scored = step_metrics.throughput(context, before, 4, 2.0)
-    assert (scored['scored_texts'], scored['scored_tokens']) == (3.0, 70.0)
-
-
 def test_operations_of_a_sequence_by_hand():
     model = ModelConfig('qwen3', 10, 4, 6, 2, heads=2, kv_heads=1, head_dim=3, windows=(0, 2))
     # Per layer: query and output 4·6 each, key and value 4·3 each, feed-forward 3·4·6.
@@ -110,15 +89,6 @@ def machines(*kinds, **stats):
     return [types.SimpleNamespace(device_kind=kind, memory_stats=lambda: stats) for kind in kinds]
 
 
-def test_memory_is_that_of_the_fullest_device(monkeypatch):
-    full = machines('x', bytes_in_use=3 << 30, peak_bytes_in_use=5 << 30)
-    half = machines('x', bytes_in_use=1 << 30)
-    monkeypatch.setattr(jax, 'local_devices', lambda: full + half)
-    assert devices.memory() == {'memory/used_gib': 3.0, 'memory/peak_gib': 5.0}
-    monkeypatch.setattr(jax, 'local_devices', lambda: machines('cpu'))
-    assert devices.memory() == {}
-
-
 def test_the_gap_counts_trained_tokens_only():
     mask = np.array([[False, True, True]])
     batch = types.SimpleNamespace(
@@ -141,34 +111,17 @@ def answer_row(*turns, answers=('Lomi',), score=1.0, finish='answer', **fields):
     return Row('solver', rollout, score, 0, info=info, **fields)
 
 
-def test_few_calls_of_rollouts_that_need_none_are_no_broken_tool():
-    silent = [answer_row() for _ in range(40)]
-    assert 'call_error_share' not in health.health(silent + [answer_row(FAILED)] * 9, (), {})
-    calling = [answer_row(FAILED)] * 8 + [answer_row()] * 8
-    assert health.health(calling, (), {})['call_error_share'] == (8, 8)
-    # A role without tools cannot call one.
-    assert 'no_call_share' not in health.health(calling, (), {})
-    assert health.health(calling, ('solver',), {})['no_call_share'] == (8, 16)
-    # Rollouts that were cut before they could call or answer.
-    cut = [answer_row(finish='turn_tokens')] * 8
-    assert health.health(calling + cut, ('solver',), {})['no_call_share'] == (8, 16)
-    assert 'no_call_share' not in health.health(cut * 2, ('solver',), {})
-
-
-def test_equal_questions_of_one_task_are_no_duplicates():
-    def proposal(task, text, sample=0):
-        info = RowInfo(question=Question(text), valid=True)
-        rollout = make_trajectory(identity=(3, task, sample))
-        return Row('proposer', rollout, 0.0, 0, info=info)
-
-    rows = [
-        proposal(number // 2, f'Who founded {number // 2}?', number % 2) for number in range(12)
-    ]
-    rows += [proposal(6, 'The same?'), proposal(7, 'the SAME')]
-    assert health.health(rows, (), {})['duplicate_share'] == (2, 8)
+def proposal(task, text, sample=0):
+    info = RowInfo(question=Question(text), valid=True)
+    return Row('proposer', make_trajectory(identity=(3, task, sample)), 0.0, 0, info=info)
 
 
 # ---- the table, and rows --------------------------------------------------
+
+
+def shares(rows, *roles_with_tools):
+    figures = health.health(rows, roles_with_tools, {})
+    return {name: figures.get(name) for name in ('call_error_share', 'no_call_share')}
 
 
 def peak(kind):
@@ -195,13 +148,33 @@ def means(rows):
     return {name.removeprefix('solver/'): value for name, value in figures.items()}
 
 
-def solver_row(*turns, **info):
-    return Row('solver', scripted.trajectory(*turns), 1.0, 0, info=RowInfo(**info))
+def solver_row(*turns, drop=None, **info):
+    return Row('solver', scripted.trajectory(*turns), 1.0, 0, drop=drop, info=RowInfo(**info))
+
+
+def dropped_share(*outcomes):
+    rows = [row for outcome in outcomes for row in outcome.rows]
+    return metrics.rollout_stats(rows, outcomes)['dropped_share']
 
 
 SEARCH = Turn('a', scripted.search_call(['x']))
 FAILED_SEARCH = Turn('b', scripted.search_call(['x'], error='failed'))
 OPENED = Turn('c', ToolCall('open', {'document': 'Lomi'}, 'a page'))
+
+
+def reads(*titles):
+    """A turn whose query finds these documents."""
+    passages = tuple({'title': title, 'text': f'{title} is a river.'} for title in titles)
+    return Turn('x', scripted.search_call(['q'], (passages,)))
+
+
+READS = reads('Lomi'), reads('Lomi', 'Duvo'), reads('Duvo'), reads()
+
+
+def hops(*rows):
+    names = ('hops_asked', 'hops_read', 'calls/hop3', 'score/hop3', 'score')
+    figures = means(rows)
+    return {name: figures.get(name) for name in names}
 
 
 def calls(*rollouts):
@@ -232,86 +205,6 @@ PROVENANCE = {
     'answer_given': 'some words',
     'score': 0.25,
 }
-
-
-def test_the_measured_solve_rate_and_provenance_of_a_question_are_not_metrics_of_its_solver():
-    turn = Turn('<answer>Lomi</answer>')
-    plain = Question('Where?', ('Lomi',))
-    measured = Question('Where?', ('Lomi',), solve_rate=0.75, origin=PROVENANCE)
-    rows, measured_rows = (
-        [solver_row(turn, question=question, answer='Lomi', score=1.0)]
-        for question in (plain, measured)
-    )
-    assert means(measured_rows) == means(rows)
-    names = ('k_histogram', 'rejected', 'valid_rate', 'privileged_cut', 'solve_rate')
-    assert not [name for name in means(measured_rows) if name.startswith(names)]
-    # The solver's row of the task log stays silent as well: nothing was rejected.
-    assert task_log([Task((0, 0), measured)], [Outcome(measured_rows)], [[]]) == []
-
-
-def test_solve_counts_of_proposals_are_a_histogram():
-    rows = [solver_row(solve_count=count) for count in (0, 2, 2, 5, None)]
-    histogram = {name: x for name, x in means(rows).items() if name.startswith('k_histogram/')}
-    assert histogram['k_histogram/0'] == 0.25 and histogram['k_histogram/2'] == 0.5
-
-
-def test_dropped_tasks_and_rollouts_are_one_share():
-    used, masked = solver_row(), solver_row()
-    masked.drop = 'truncated'
-    outcomes = [
-        # A dropped task counts once, with and without rollouts.
-        Outcome([masked, masked], drop='unfinished'),
-        Outcome(drop='prompt_too_long'),
-        Outcome([used, masked]),
-        Outcome([used, used]),
-    ]
-    rows = [row for outcome in outcomes for row in outcome.rows]
-    total, count = metrics.rollout_stats(rows, outcomes)['dropped_share']
-    assert total / count == (1 + 1 + 0.5 + 0) / 4
-
-
-def test_a_proposal_without_a_question_has_none_in_the_logs():
-    row = rejected_row(question=Question('', hops=2, origin={'document': 'Lomi'}))
-    logged = row.info.to_json()
-    assert logged['question'] is None and logged['document'] == 'Lomi'
-    (record,) = task_log([Task((3, 1), {'title': 'Lomi'})], [Outcome([row])], [[]])
-    assert record['question'] is None and record['drop'] == 'unfinished'
-    assert record['task'] == [3, 1] and record['title'] == 'Lomi'
-
-
-def test_figures_of_roles_are_never_mixed():
-    rows = [solver_row(SEARCH, SEARCH), solver_row(SEARCH), solver_row()]
-    rows[0].role, rows[0].reward = 'proposer', 0.25
-    rows[1].role, rows[1].reward = 'judge', 7.0
-    figures = metrics.ratios(metrics.rollout_stats(rows, [], ('proposer', 'solver')))
-    calls = {name: value for name, value in figures.items() if name.endswith('/tool_calls')}
-    assert calls == {'proposer/tool_calls': 2, 'judge/tool_calls': 1, 'solver/tool_calls': 0}
-    # A reward is only that of a role that is trained.
-    rewards = {name: value for name, value in figures.items() if name.endswith('reward_mean')}
-    assert rewards == {'proposer/reward_mean': 0.25, 'solver/reward_mean': 1.0}
-    assert all('/' in name or name.startswith('dropped_') for name in figures)
-
-
-def test_a_rollout_reads_a_hop_with_each_query_that_finds_something_new():
-    first, second = ({'title': name, 'text': f'{name} is a river.'} for name in ('Lomi', 'Duvo'))
-    found = ((first,), (first, second), (second,), ())
-    turns = [Turn('x', scripted.search_call(['q'], (passages,))) for passages in found]
-    asked = solver_row(*turns, question=Question('Where?', ('Lomi',), hops=3), score=0.5)
-    unknown = solver_row(*turns, question=Question('Where?', ('Lomi',), hops=0), score=1.0)
-    figures = means([asked, unknown])
-    names = ('hops_asked', 'hops_read', 'calls/hop3', 'score/hop3', 'score')
-    assert [figures[name] for name in names] == [3, 2, 4, 0.5, 0.75]
-    proposal = solver_row(question=Question('Where?', hops=2), solve_count=4)
-    assert means([proposal, rejected_row()])['solve_count/hop2'] == 4
-
-
-def test_lengths_are_counted_in_tokens_with_and_without_the_texts_of_tools():
-    row = solver_row(SEARCH, Turn('b'), answer_tokens=7)
-    trajectory = row.trajectory
-    figures = means([row])
-    assert figures['answer_tokens'] == 7 and figures['prompt_tokens'] == trajectory.prompt_tokens
-    whole = figures['prompt_tokens'] + figures['response_tokens']
-    assert whole == len(trajectory.tokens) and figures['policy_tokens'] == trajectory.policy_tokens
 
 
 def context_of(*lengths, earlier=()):

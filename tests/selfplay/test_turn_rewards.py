@@ -5,19 +5,18 @@ import types
 
 import numpy as np
 import pytest
-import scripted
 
 from zeroplay_jax.configs import common
 from zeroplay_jax.selfplay.collection import Collector
 from zeroplay_jax.selfplay.context import Episodes
 from zeroplay_jax.selfplay.groups import _informative_groups, reward_table, set_advantages
-from zeroplay_jax.selfplay.metrics import invalid_reason, rollout_stats
+from zeroplay_jax.selfplay.metrics import invalid_reason
 from zeroplay_jax.selfplay.records import teaches
 from zeroplay_jax.selfplay.rows import from_bytes, to_bytes
 from zeroplay_jax.selfplay.schedule import Phase, Step
 from zeroplay_jax.selfplay.update import micro_batches
 from zeroplay_jax.settings.rollouts import Rollout
-from zeroplay_jax.types import ENV, POLICY, PROMPT, Outcome, Row, Trajectory, Turn, UserError
+from zeroplay_jax.types import ENV, POLICY, PROMPT, Row, Trajectory, Turn, UserError
 
 NONE = float('nan')
 
@@ -86,11 +85,10 @@ def test_turns_have_the_advantages_of_what_follows_them():
 
 
 def test_the_filter_keeps_groups_that_differ_in_their_turns_alone():
+    given = (4, [0.5, 0.0]), (4, [0.0, 0.5]), (5, [0.5, 0.0]), (5, [0.5, 0.0])
     rows = [
-        Row('solver', rollout((2, 1)), 1.0, 4, turn_rewards=np.array([0.5, 0.0])),
-        Row('solver', rollout((2, 1)), 1.0, 4, turn_rewards=np.array([0.0, 0.5])),
-        Row('solver', rollout((2, 1)), 1.0, 5, turn_rewards=np.array([0.5, 0.0])),
-        Row('solver', rollout((2, 1)), 1.0, 5, turn_rewards=np.array([0.5, 0.0])),
+        Row('solver', rollout((2, 1)), 1.0, group, turn_rewards=np.array(rewards))
+        for group, rewards in given
     ]
     assert _informative_groups(rows, settings()) == [4]
     assert _informative_groups(rows, settings(advantage='group')) == []
@@ -173,16 +171,6 @@ def test_an_infinite_turn_reward_is_as_bad_as_an_infinite_reward():
     bad.turn_rewards[0] = np.inf
     assert invalid_reason(good, Rollout()) is None
     assert invalid_reason(bad, Rollout()) == 'nonfinite_reward'
-
-
-def test_turn_rewards_are_logged_as_their_sum_per_rollout():
-    rows = make_rows()
-    stats = rollout_stats(rows, [Outcome(rows)], ['solver'])
-    assert stats['solver/turn_rewards'] == (0.75 + 0.125 + 18 + 3, 4)
-    # Other figures are of outcomes.
-    assert stats['solver/reward_mean'] == (2.0, 5)
-    rows = [Row('solver', scripted.final(answer='x'), 0.0, 0)]
-    assert 'solver/turn_rewards' not in rollout_stats(rows, [Outcome(rows)], ['solver'])
 
 
 def checked(row):

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import sys
 import types
 
 import numpy as np
@@ -128,25 +127,3 @@ def test_history_that_changes_is_refused():
     summary = {'role': 'user', 'content': 'So far: a tree.'}
     with pytest.raises(UserError, match='choose one that keeps its history'):
         asyncio.run(model.complete([summary]))
-
-
-@pytest.mark.parametrize(
-    ('opening', 'problem'),
-    [
-        ([QUESTION, {'role': 'assistant', 'content': 'b'}, QUESTION], 'user, assistant, user'),
-        ([{'role': 'user', 'content': [{'type': 'image_url'}]}], 'only plain text can be read'),
-    ],
-)
-def test_openings_that_no_prompt_has_are_refused(opening, problem):
-    with pytest.raises(UserError, match=problem):
-        play(['d'], opening=opening)
-
-
-@pytest.mark.parametrize(
-    ('python', 'problem'),
-    [('no/such/python', 'in which verifiers is installed'), (sys.executable, 'cannot play {}')],
-)
-def test_an_environment_that_cannot_be_played_is_named(python, problem):
-    with pytest.raises(UserError) as refused:
-        recipe.load(python, '{}')
-    assert problem in str(refused.value) and python in str(refused.value)
