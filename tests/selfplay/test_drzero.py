@@ -11,8 +11,8 @@ from refused_calls import check_table
 from scripted import ScriptedContext, lost, search_call, trajectory
 
 from benchmarks import grounded
+from zeroplay_jax.configs import ablations, quickstart
 from zeroplay_jax.configs import piplay as piplay_config
-from zeroplay_jax.configs import quickstart
 from zeroplay_jax.configuration import rules
 from zeroplay_jax.recipes import proposing, solving
 from zeroplay_jax.recipes.datasets import SeedDocument
