@@ -13,6 +13,7 @@ from updates import make_rows, on_mesh, same
 
 from zeroplay_jax.learner.batch import pack
 from zeroplay_jax.learner.value_network import ValueNetwork
+from zeroplay_jax.objectives import advantages
 from zeroplay_jax.policy import hf, sharding, transformer
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.settings.schema import TrainedRole
@@ -104,6 +105,20 @@ def test_first_values_are_zero_and_advantages_are_rewards(policy, rows):
         assert not after.advantage[~after.mask].any()
         # Nothing else of the batch changes.
         same(dataclasses.replace(after, advantage=before.advantage), before)
+
+
+def test_whitened_advantages_are_those_over_all_tokens_of_the_step(network, rows):
+    estimate = estimate_of(network, rows)
+    given, expected, values = [], [], []
+    batches = zip(sum(estimate.minibatches, []), sum(estimate.value_minibatches, []), strict=True)
+    for batch, value_batch in batches:
+        given.append(batch.advantage[batch.mask])
+        expected.append((value_batch.returns - value_batch.old_values)[batch.mask])
+        values.append(value_batch.old_values)
+    assert np.ptp(np.concatenate(values)) > 0
+    expected = np.concatenate(expected).astype(np.float64)
+    whitened = advantages.whiten(expected, np.ones(len(expected)))
+    np.testing.assert_allclose(np.concatenate(given), whitened, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -164,6 +164,13 @@ def test_one_compile_per_program(policy, shape, unused):
     assert sizes == dict.fromkeys(compiled.keys() - unused, 1)
 
 
+def test_a_rollout_that_fills_its_slot_ends_with_that_reason(policy):
+    reqs = requests(make_env(policy[0]))
+    long = [dataclasses.replace(r, prompt=np.resize(r.prompt, 70)) for r in reqs]
+    ends = [t for t in run(policy, long) if t.finish == 'context']
+    assert ends and all(len(t.tokens) <= CONFIG.context for t in ends)
+
+
 def broken(queries):
     raise OSError('no index')
 
@@ -264,6 +271,19 @@ def test_turn_limits(policy):
         assert max(len(r) for r in policy_runs if r[0] == POLICY) <= 5
         if t.finish == 'turns':
             assert not t.turns[-1].call
+
+
+def test_response_limit(policy, baseline):
+    """A response of up to its limit is what it is without one; a longer one ends there, whatever its turns."""
+    limited = run(policy, requests(make_env(policy[0], response_tokens=24)))
+    prompts = [len(request.prompt) for request in requests(make_env(policy[0])) for _ in range(3)]
+    assert {t.finish for t in limited} > {'response_tokens'}
+    for long, short, prompt in zip(baseline, limited, prompts, strict=True):
+        length = len(short.tokens)
+        assert length - prompt <= 24
+        np.testing.assert_array_equal(long.tokens[:length], short.tokens)
+        if short.finish != 'response_tokens':
+            assert (short.finish, length) == (long.finish, len(long.tokens))
 
 
 @pytest.mark.timeout(600)  # a mutant waits for ever
