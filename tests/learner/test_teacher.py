@@ -19,6 +19,8 @@ from updates import (
     thinking,
 )
 
+from zeroplay_jax.learner.batch import Batch
+from zeroplay_jax.learner.loss import loss
 from zeroplay_jax.policy import transformer
 from zeroplay_jax.types import POLICY, UserError
 
@@ -105,3 +107,18 @@ def test_the_teacher_follows_its_student_and_is_kept(policy):
 def test_what_does_not_fit_the_teachers_row_is_refused(policy):
     with pytest.raises(UserError, match='privileged.tokens=30'):
         packed(taught_rows(policy[0]), teacher_tokens=30)
+
+
+def test_the_logits_of_a_batch_never_exist_at_once(policy):
+    model = dataclasses.replace(policy[0], vocab_size=151_936, logit_chunk=128)
+    params = jax.eval_shape(lambda key: transformer.init(model, key), jax.random.key(0))
+    config = config_of(**DISTILS)
+    rows, length = 2, 1024
+    batch = Batch.blank((rows, length), length)
+
+    def total(student, teacher):
+        return loss(model, config, student, batch, batch.old_logp, teacher, 1.0)[0]
+
+    compiled = jax.jit(jax.grad(total)).lower(params, params).compile()
+    logits_bytes = rows * length * model.vocab_size * 4
+    assert compiled.memory_analysis().temp_size_in_bytes < logits_bytes

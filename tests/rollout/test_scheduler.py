@@ -7,6 +7,7 @@ import signal
 import time
 import types
 
+import jax
 import numpy as np
 import pytest
 from request_cases import (
@@ -26,7 +27,7 @@ from request_cases import (
 
 from zeroplay_jax.policy import sharding
 from zeroplay_jax.rollout.requests import Rollout
-from zeroplay_jax.rollout.sampler import programs
+from zeroplay_jax.rollout.sampler import Sampler, programs
 from zeroplay_jax.rollout.scheduler import PromptTooLong, Scheduler
 from zeroplay_jax.rollout.slot_state import NO_TOKEN
 from zeroplay_jax.runtime import signals
@@ -317,3 +318,15 @@ def test_of_several_episodes_that_raise_one_error_is_reported(policy, caplog):
         scheduler.run([bad(number) for number in range(3)])
     gc.collect()
     assert 'never retrieved' not in caplog.text
+
+
+def test_clones_take_the_memory_of_one_slot(policy):
+    """All of a call at once would take that of as many slots again: at 4,096 tokens gibibytes."""
+    sampler = Sampler(policy[1], CONFIG, sharding.make_mesh())
+    state = jax.eval_shape(sampler.programs['empty'])
+    rows = jax.ShapeDtypeStruct((CONFIG.put_rows,), np.int32)
+    temperature = jax.ShapeDtypeStruct((CONFIG.put_rows,), np.float32)
+    keys = jax.ShapeDtypeStruct((CONFIG.put_rows, 2), np.uint32)
+    lowered = sampler.programs['clone'].lower(state, *[rows] * 5, temperature, keys)
+    of_slots = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.cache))
+    assert lowered.compile().memory_analysis().temp_size_in_bytes < 2 * of_slots / CONFIG.slots
