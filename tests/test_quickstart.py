@@ -2,14 +2,11 @@
 
 import json
 import os
-import shlex
 import shutil
-import subprocess
 import sys
 
-import launch_cases
 import pytest
-from python_process import PIPES, ROOT, config_flags, run_python
+from python_process import ROOT, config_flags, run_python
 from run_files import lines, summary_of
 
 from zeroplay_jax import quickstart
@@ -243,27 +240,3 @@ def test_the_config_is_sound(texts, tmp_path):
     assert tuple(english.get_config().schedule.hop_ratio) == (1.0,)
     with pytest.raises(UserError, match='not an index folder'):
         rules.check(english.get_config())
-
-
-@pytest.mark.parametrize(
-    ('variables', 'words'),
-    [
-        ("'WORKDIR=some where' SEED=7", '--workdir=some where --config.seed=7'),
-        (
-            """ "CORPUS=my 'own' \\"texts\\" & c" 'EVAL=the questions.jsonl' "ARGS=--config.eval.hops='(1,)'" """,
-            """--corpus my 'own' "texts" & c --config.eval.file=the questions.jsonl --seed 0 --config.eval.hops=(1,)""",
-        ),
-    ],
-)
-def test_make_passes_its_variables_on_whatever_is_in_them(tmp_path, variables, words):
-    shutil.copy(ROOT / 'Makefile', tmp_path)
-    for program, script in (('.venv/bin/python', 'echo "$@"'), ('launch/python.sh', '')):
-        path = tmp_path / program
-        path.parent.mkdir(parents=True)
-        launch_cases.fake(path.parent, path.name, script)
-    for name in ('requirements.txt', 'pyproject.toml', '.venv/ready'):
-        (tmp_path / name).touch()
-    command = ['make', 'quickstart', *shlex.split(variables)]
-    done = subprocess.run(command, cwd=tmp_path, **PIPES)
-    printed = done.stdout.splitlines()[-1]
-    assert done.returncode == 0 and all(word in printed for word in words.split(' --')), printed

@@ -54,6 +54,8 @@ from zeroplay_jax.tools.registry import build_tools
 from zeroplay_jax.types import Json, Question, Row, TaskDropped, Trajectory, UserError
 
 _SOLVER = 'solver'
+# How long a search server may take to become ready for somebody who waits.
+READY_SECONDS = 5.0
 
 # Rollouts of several questions: one list of samples per question.
 Rollouts = Sequence[Sequence[Trajectory]]
@@ -164,7 +166,7 @@ def open_index(source: str | pathlib.Path = '', settings: ConfigDict | None = No
         `progress` are read; None: the defaults.
 
     Raises:
-      UserError: `settings` is not a config, the folder is not an index, or the server does not answer.
+      UserError: `settings` is not a config, the folder is not an index, or the server is not ready within five seconds.
     """
     settings = _copy('open_index', settings)
     command_line.prepare_process()
@@ -177,7 +179,7 @@ def open_index(source: str | pathlib.Path = '', settings: ConfigDict | None = No
         settings.retrieval.update(kind='folder', path=_fetched('open_index', place))
         # That of a stored config may be a name on the Hub or an address.
         settings.retrieval.encoder = _fetched('open_index', settings.retrieval.encoder)
-    return open_corpus(settings)
+    return open_corpus(settings, READY_SECONDS)
 
 
 def open_corpus(settings: ConfigDict, ready_seconds: float | None = None) -> Index:

@@ -150,6 +150,11 @@ def main(argv: list[str]) -> None:
     command_line.check_command(config, workdir, has_evaluation=not _SETS.value, is_training=False)
     if note := command_line.note_of_questions(_CONFIG.value, config, argv[1:]):
         print(note, file=sys.stderr)
+    if _SETS.value and config.retrieval.kind == 'world':
+        print(
+            'note: --sets is asked over the miniature world; --index names a corpus',
+            file=sys.stderr,
+        )
     flags.FLAGS.sets = [downloads.fetch(path) for path in _SETS.value]
     flags.FLAGS.answerer = command_line.policy_of_iteration(_ANSWERER.value)
     _check_flags(config)

@@ -40,8 +40,6 @@ from zeroplay_jax.types import Json, Question, ToolCall, Trajectory, UserError
 
 # Name of the weights of all roles, and of their only slot.
 _WEIGHTS = 'policy'
-# Seconds that a search server may take to become ready.
-READY_SECONDS = 5.0
 # One question of each of these hop counts is shown as an example.
 _EXAMPLE_HOPS = (1, 2)
 # `Trajectory.finish` → reason that is printed if the rollout has no answer. 'answer' is among the keys: a rollout can
@@ -204,7 +202,7 @@ class Session:
             )
         else:
             opened = build.open_policy(config)
-        index = api.open_corpus(config, READY_SECONDS)
+        index = api.open_corpus(config, api.READY_SECONDS)
         # As the user named it, not by its fingerprint.
         places = {'http': config.retrieval.url, 'folder': config.retrieval.path}
         about = places.get(config.retrieval.kind, index.about)

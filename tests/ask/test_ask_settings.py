@@ -12,7 +12,7 @@ from ask_cases import BASE, NO_CORPUS, main, refused
 from refused_calls import check_table
 from run_records import change_record, stored_config
 
-from zeroplay_jax import ask, session
+from zeroplay_jax import api, ask, session
 from zeroplay_jax.configuration import fields, places, rules
 from zeroplay_jax.evaluation.answering import check_prompt
 from zeroplay_jax.policy.adapter_config import CONFIG_FILE, AdapterConfig
@@ -139,5 +139,5 @@ def test_what_cannot_be_used_is_said_before_the_weights_are_read(
     monkeypatch.setattr('sys.stdin.isatty', lambda: True, raising=False)
     assert '--json without a question' in refused(capsys, '--json')
     assert 'the question is too long' in refused(capsys, '--index', index, 'word ' * 100)
-    monkeypatch.setattr(session, 'READY_SECONDS', 0.0)
+    monkeypatch.setattr(api, 'READY_SECONDS', 0.0)
     assert 'zeroplay serve' in refused(capsys, '--index', 'http://127.0.0.1:9', 'q')

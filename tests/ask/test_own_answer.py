@@ -34,6 +34,6 @@ def test_a_question_that_grows_too_long_is_refused_in_one_line(monkeypatch, caps
         return await context.ask('solver', identity, question='long ' * 400)
 
     monkeypatch.setattr(drzero.Recipe, 'answer', grows)
-    assert main([f'--policy={BASE}', 'q']) == 2
+    assert main([f'--policy={BASE}', 'What is the job of Krizan?']) == 2
     line = capsys.readouterr().err.splitlines()[-1]
     assert 'cannot be asked: prompt_too_long' in line

@@ -67,8 +67,8 @@ def main(words: Sequence[str]) -> int:
     if note := command_line.note_of_questions(flags.FLAGS.config, config, words):
         print(note, file=sys.stderr)
     print(
-        f'the command is sound; {memory or "not checked: memory, "}servers, tools of packages, fields and tokenizer of '
-        'a policy elsewhere, values of weights, lengths of prompts and ids of retrieval.held_out'
+        f'the command is sound; {memory or "not checked: memory, "}servers, tools and losses of packages, fields and '
+        'tokenizer of a policy elsewhere, values of weights, lengths of prompts and ids of retrieval.held_out'
     )
     if not flags.FLAGS.files:
         paths = [f'{name}={path}' for name, path in _paths(config).items()]
