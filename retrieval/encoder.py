@@ -41,7 +41,7 @@ class TextEncoder:
 
     Args:
       folder: Hugging Face or sentence-transformers checkpoint (config.json, model.safetensors, tokenizer.json or
-        vocab.txt).
+        vocab.txt), or 'minilm'.
       query_prefix: text before every query: 'query: ' for E5, '' for MiniLM. None: taken from 'prompts' in the folder;
         it is an error if the folder has none, so that a prefix cannot be forgotten.
       passage_prefix: text before every passage: 'passage: ' for E5, '' for MiniLM. None: as above.
@@ -63,8 +63,9 @@ class TextEncoder:
         batch_tokens: int | None = None,
     ):
         all_devices()
-        about = encoder_folder.read(pathlib.Path(folder))
-        self.folder = about.path
+        about = encoder_folder.read(encoder_folder.located(folder))
+        # An index records it, and a name is found in other environments too.
+        self.folder = pathlib.Path(folder)
         self._config = read_config(about.transformer, about.pooling)
         self.query_prefix, self.passage_prefix = _prefixes(about, query_prefix, passage_prefix)
         self.max_tokens = self._checked_max_tokens(max_tokens, about.max_tokens, dtype)

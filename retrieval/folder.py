@@ -272,7 +272,7 @@ def open_index(
     Args:
       folder: an index folder that `build` wrote.
       encoder: encodes the queries; None: the encoder of the manifest is opened.
-      encoder_folder: checkpoint folder of that encoder; None: the folder at the time of the build.
+      encoder_folder: checkpoint folder of that encoder, or 'minilm'; None: the one of the build.
 
     Raises:
       RetrievalError: damage, another version of the library that reads the index, or an encoder of other settings.

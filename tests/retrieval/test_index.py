@@ -148,6 +148,16 @@ def test_equal_vectors_rank_by_lower_id(tied):
     assert (np.diff(ids)[np.diff(scores) == 0] > 0).all() and (np.diff(scores) <= 0).all()
 
 
+def test_leaves_are_only_tried_where_none_are_given_and_queries_have_vectors(tied):
+    assert 'recall' not in tied[0].parameters
+    names = numbered(1_200)
+    encoder = TableEncoder(unit_rows(np.random.default_rng(3), 1_200, 16))
+    encoder.encode_queries = lambda queries: np.zeros((len(queries), 16), np.float32)
+    scann = index_lib.ScannIndex(encoder, MemoryCorpus(names, names), encoder.table)
+    assert (scann.parameters['leaves'], scann.parameters['leaves_searched']) == (34, 5)
+    assert 'recall' not in scann.parameters
+
+
 def test_more_asked_for_than_the_leaves_hold_falls_back_to_a_scan(monkeypatch):
     monkeypatch.setattr(index_lib, '_OVERFETCH', 4)
     names = numbered(1_200)

@@ -54,6 +54,8 @@ WRITTEN = {'browsecomp-plus': 'data/browsecomp_plus_decrypted.jsonl'}
 # Provenance fields of a line, which a run writes into its logs: name of the source file or corpus, line number there,
 # name of the document, id of the passage.
 PROVENANCE = ('source', 'line', 'document', 'document_id')
+# Characters of the name of a document; files of others have whole articles under `document`.
+_LONGEST_NAME = 200
 # Fields that a policy is asked.
 _ASKED = ('question', 'task')
 # Fields with what a question shows besides its text (HLE).
@@ -207,7 +209,10 @@ def write_lines(path: pathlib.Path, lines: Iterable[Json]) -> None:
 
 def provenance(record: Json) -> dict[str, Any]:
     """Returns the provenance fields of a line; {} in files that `zeroplay_jax.extras.inputs` did not write."""
-    return {name: record[name] for name in PROVENANCE if name in record}
+    fields = {name: record[name] for name in PROVENANCE if name in record}
+    if len(str(fields.get('document', ''))) > _LONGEST_NAME:
+        del fields['document']
+    return fields
 
 
 def questions(path: str) -> list[Question]:

@@ -9,6 +9,7 @@ import pathlib
 import re
 
 import pytest
+from docutils.parsers.rst import directives, roles
 from refused_calls import check_table
 
 from zeroplay_jax.extras.inputs import cleaning, markup
@@ -150,6 +151,35 @@ def test_markup_is_read_as_a_reader_sees_it(form):
     shown = ['It prints the list of all towns.', 'Of the north.', 'An item.', 'lomi -a  x']
     assert [line for line in blocks if line in shown] == sorted(shown, key=blocks.index)
     assert not {'¶', 'Home', '2026', '*', '`'} & set(text.replace('.', ' ').split())
+
+
+@pytest.mark.parametrize('directive', ['image', 'figure', '|x| image'])
+def test_no_image_that_a_text_names_is_read(directive, tmp_path):
+    picture = tmp_path / 'a.svg'
+    picture.write_text('<svg xmlns="http://www.w3.org/2000/svg"><p>SECRET</p></svg>')
+    text = f'Lomi\n====\n\nA |x|\n\n.. {directive}:: {picture}\n   :loading: embed\n\nB\n'
+    assert 'SECRET' not in markup.read('rst', text)[1]
+
+
+def test_names_unknown_to_docutils_stay_unknown_to_it():
+    before = (directives.directive, roles.role)
+    with pytest.raises(Unusable, match='too many parts inside of each other'):
+        markup.read('rst', '\n\n'.join('  ' * depth + '- a' for depth in range(2_000)))
+    assert (directives.directive, roles.role) == before
+
+
+SKIPPED = {
+    'a form': ('<form><p>Shown.</p></form>', 'Shown.'),
+    'no end': ('<ul><li class="toc">a<li>b</ul><p>Shown.', 'Shown.'),
+    'no end inside of a line': ('<p>Shown. <a class="headerlink">x</p><p>Too.', 'Shown.\n\nToo.'),
+    'nested': ('<div><div class="toc">a<div>b</div>c</div>Shown.</div>', 'Shown.'),
+}
+
+
+@pytest.mark.parametrize('case', SKIPPED)
+def test_a_part_beside_the_text_ends_with_what_is_around_it(case):
+    page, shown = SKIPPED[case]
+    assert markup.read('html', page) == ('', shown)
 
 
 def test_packed_texts_are_read_and_forms_are_known_by_their_names(source, tmp_path):

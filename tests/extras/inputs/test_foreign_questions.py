@@ -29,6 +29,13 @@ def test_answers_of_public_sets(tmp_path, fields, expected):
     assert list(question.answers) == expected
 
 
+@pytest.mark.parametrize(('document', 'kept'), [('Lomi', {'document': 'Lomi'}), ('Lomi ' * 99, {})])
+def test_an_article_in_the_field_document_is_no_provenance(tmp_path, document, kept):
+    line = {'question': 'Which town?', 'answer': 'Lomi', 'document': document}
+    (question,) = files.questions(write(tmp_path / 'q.jsonl', line))
+    assert question.origin == kept
+
+
 @pytest.mark.parametrize('indent', [None, 1])
 def test_one_list_is_read_as_lines_are(tmp_path, indent):
     """HotpotQA and 2WikiMultihopQA are published so."""

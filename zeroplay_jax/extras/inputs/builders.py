@@ -454,20 +454,21 @@ DOCUMENTS_EXAMPLES = """examples:
 """
 CLOZE = """Held-out questions for a corpus without any, and documents to train on, split by document.
 
-A question is a sentence with a name or a number (failing that, a word) left out, written ____, and the answer is what
-was left out. Sentences that occur twice are not asked about, nor what the title says. By default one question from
-each passage; a small corpus gives several from each, and at most 40 % of its documents are held out. Up to a quarter
+A question is a sentence with a name, a number or a term left out, written ____, and the answer is what was left out.
+Common words are left out last. Sentences that occur twice are not asked about, nor what the title says. By default one
+question from each passage; a small corpus gives several from each, and 40 % of its documents are held out at most, or
+of the passages of each, but at least one. Up to a quarter
 of the questions have two hops, if names connect enough documents for 20 of them: a sentence in which #1 replaces a
 name, and a sentence of another document about #1 with a blank, which no search without the name finds. The training
 documents are passages of all other documents, each with one hop, and with two hops those with a name about which
 there is another document (Dr. Zero, π-Play); the name is their "link", shown to the proposer in brackets. A document
-is a file of a folder of texts, or all passages with the same title; a corpus of fewer than five is split by passage.
+is a file of a folder of texts, or all passages with the same title; a corpus of fewer than 100 is split by passage.
 
-A third file lists the passages of the held-out documents. With it as config.retrieval.held_out no search of a training
+A third file lists the held-out passages. With it as config.retrieval.held_out no search of a training
 run returns them; evaluations search the whole corpus.
 
-Lines of --out: {"question", "answers", "hops", "kind", "title", "source", "document_id", "line"}; of --documents as
-`zeroplay inputs documents` writes them, and "link"; of --held-out: {"document_id", "title"}.
+Lines of --out: {"question", "answers", "hops", "kind", "title", "source", "document", "document_id", "line"}; of
+--documents as `zeroplay inputs documents` writes them, and "link"; of --held-out: {"document_id", "title"}.
 """
 CLOZE_EXAMPLES = """examples:
   zeroplay inputs cloze --corpus wiki-18.jsonl.gz --documents documents.jsonl --out held_out.jsonl

@@ -59,16 +59,16 @@ class ClozeFiles:
     """Held-out questions, training documents, and how they were split.
 
     Attributes:
-      questions: lines {'question', 'answers', 'hops', 'kind', 'title', 'source', 'document_id', 'line'}.
+      questions: lines {'question', 'answers', 'hops', 'kind', 'title', 'source', 'document', 'document_id', 'line'}.
       documents: lines as `inputs.documents` takes them.
-      held_out_passages: lines {'document_id', 'title'} of all passages of the held-out documents, as
-        `retrieval.held_out` takes them.
-      held_out: number of documents that are held out.
-      total: number of documents with a usable sentence; at most 100,000 are counted.
+      held_out_passages: lines {'document_id', 'title'} of all held-out passages, as `retrieval.held_out` takes them.
+      held_out: number of units that are held out.
+      total: number of units with a usable sentence; at most 100,000 are counted.
       unit: what was split: 'documents', or 'passages' of a corpus with few documents.
       one_hop_reason: why all questions have one hop; '' if some have two.
       left_out: number of passages that are neither held out nor trained on.
-      sentences_left_out: the sentences of the corpus that are not asked about, by reason.
+      sentences_left_out: sentences of the corpus of another length or form, and repeated ones, by reason; not those
+        without a usable cloze, of passages that are not English, or whose question another sentence gives too.
     """
 
     questions: list[dict[str, Any]]
@@ -323,8 +323,8 @@ def _repeated_sentences(
 ) -> set[str]:
     """Returns those of the sentences that may be asked about, in lower case, that occur more than once in the corpus.
 
-    Such a sentence does not belong to one passage, and another copy may be trained on. `left_out` counts all sentences
-    of the corpus that cannot be asked about.
+    Such a sentence does not belong to one passage, and another copy may be trained on. `left_out` counts them, and the
+    sentences of the corpus that have another length or form.
     """
     asked: list[Sequence[str]] = [each.sentences for each in found_chains]
     asked += [passage.sentences for passage in itertools.chain.from_iterable(candidates.values())]
@@ -488,7 +488,7 @@ def _spread(
 ) -> tuple[dict[str, list[Passage]], int]:
     """Returns passages as units of the split, one of every document, then a second one of each, and their total.
 
-    Of a document `MAX_SHARE` of the passages are among them at most.
+    Of a document `MAX_SHARE` of the passages are among them at most, but at least one.
     """
     samples: dict[str, BottomK[Passage]] = {}
     totals: collections.Counter[str] = collections.Counter()

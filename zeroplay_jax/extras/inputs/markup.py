@@ -6,10 +6,12 @@ All forms are read as HTML: markdown-it and docutils write it. A block is a para
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import html.parser
 import pathlib
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import docutils.core
@@ -19,6 +21,7 @@ import mdit_py_plugins.admon
 import mdit_py_plugins.deflist
 import mdit_py_plugins.footnote
 from docutils.parsers.rst import Directive, directives, roles
+from docutils.writers import html5_polyglot
 
 from zeroplay_jax.extras.inputs.titles import TITLE_CHARACTERS, front_title, without_front_matter
 from zeroplay_jax.retrieval.json_text import Unusable
@@ -45,8 +48,12 @@ _INLINE = frozenset(
     'strike strong sub sup time tt u var wbr'.split()
 )
 _EMPTY = frozenset('area base br col embed hr img input link meta source track wbr'.split())
+# Blocks of which one ends where the next one of the same name begins.
+_SIBLINGS = frozenset('dd dt li td th tr'.split())
+# Blocks inside of each other that are counted; browsers have such a limit too.
+_DEEPEST = 512
 # What a page shows beside its text, by element, role and class.
-_BESIDE = frozenset('button footer form math nav noscript script select style svg template'.split())
+_BESIDE = frozenset('button footer math nav noscript script select style svg template'.split())
 _ROLES = frozenset('banner contentinfo doc-backlink doc-noteref navigation search'.split())
 _CLASSES = frozenset(
     'contents footnote-backref footnote-ref footnote-reference headerlink label lineno linenos navfooter navheader '
@@ -74,8 +81,7 @@ def read(form: str, text: str) -> tuple[str, str]:
         title = ' '.join(_page(_markdown().renderInline(front_title(text))).blocks)
         text = _markdown().render(without_front_matter(text))
     elif form == 'rst':
-        parts = docutils.core.publish_parts(text, writer='html5', settings_overrides=_RST)
-        text = parts['html_body']
+        text = _html_of_rst(text)
     page = _page(text)
     titles = [title, page.heading, page.title]
     title = next((one for one in titles if 0 < len(one) <= TITLE_CHARACTERS), '')
@@ -116,17 +122,27 @@ class _Page(html.parser.HTMLParser):
         self._parts: list[str] = []
         # Open elements by name that are left out, preformatted, headings or the main part → how deep they are nested.
         self._depths: dict[str, list[str]] = {}
+        # Open blocks, outermost first, and how many of them were open where the part that is left out began.
+        self._blocks: list[str] = []
+        self._blocks_before = 0
         self._is_over = False
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         values = {name: value or '' for name, value in attrs}
         classes = set(values.get('class', '').split())
         self._count(tag, 1)
+        is_block = tag not in _INLINE and tag not in _EMPTY
+        innermost = self._blocks[-1] if self._blocks else ''
+        if is_block and (innermost == 'p' or (innermost == tag and tag in _SIBLINGS)):
+            self._blocks.pop()
         is_beside = (
             tag in _BESIDE or values.get('role') in _ROLES or not _CLASSES.isdisjoint(classes)
         )
-        if is_beside and tag not in _EMPTY:
+        if is_beside and tag not in _EMPTY and 'beside' not in self._depths:
             self._open('beside', tag)
+            self._blocks_before = len(self._blocks)
+        if is_block and len(self._blocks) < _DEEPEST:
+            self._blocks.append(tag)
         if tag not in _INLINE:
             self.end_block()
         if tag == 'main' or values.get('role') == 'main':
@@ -141,6 +157,12 @@ class _Page(html.parser.HTMLParser):
         if tag not in _INLINE:
             self.end_block()
         self._count(tag, -1)
+        if tag in self._blocks:
+            while self._blocks.pop() != tag:
+                pass
+        # The end of the element around it ends a part that has no end of its own.
+        if len(self._blocks) < self._blocks_before:
+            self._depths.pop('beside', None)
 
     def handle_data(self, data: str) -> None:
         if 'beside' not in self._depths and not self._is_over:
@@ -202,6 +224,13 @@ def _any_role(name: str, raw: str, text: str, *_: Any, **__: Any) -> tuple[list[
     return [docutils.nodes.inline(raw, shown.lstrip('!'))], []
 
 
+class _Translator(html5_polyglot.HTMLTranslator):
+    """Shows no image: with `:loading: embed` docutils would read its file, whatever the settings say."""
+
+    def visit_image(self, node: docutils.nodes.Element) -> None:
+        raise docutils.nodes.SkipNode
+
+
 # No file that a text names is read, and no message of the parser is part of the text.
 _RST = {
     '_disable_config': True,
@@ -214,18 +243,35 @@ _RST = {
     'embed_stylesheet': False,
     'stylesheet_path': None,
 }
-_find_directive, _find_role = directives.directive, roles.role
 
 
-def _directive(name: str, *others: Any) -> tuple[Any, list[Any]]:
-    found, messages = _find_directive(name, *others)
-    return (found, messages) if found else (_AnyDirective, [])
+def _html_of_rst(text: str) -> str:
+    """Returns the body of the page that docutils makes of reStructuredText."""
+    writer = html5_polyglot.Writer()
+    writer.translator_class = _Translator
+    try:
+        with _any_names():
+            parts = docutils.core.publish_parts(text, writer=writer, settings_overrides=_RST)
+    except RecursionError:
+        raise Unusable('reStructuredText with too many parts inside of each other') from None
+    return parts['html_body']
 
 
-def _role(name: str, *others: Any) -> tuple[Any, list[Any]]:
-    found, messages = _find_role(name, *others)
-    return (found, messages) if found else (_any_role, [])
+@contextlib.contextmanager
+def _any_names() -> Iterator[None]:
+    """Lets docutils take directives and roles that it does not know; it has no other place for them."""
+    find_directive, find_role = directives.directive, roles.role
 
+    def directive(name: str, *others: Any) -> tuple[Any, list[Any]]:
+        found, messages = find_directive(name, *others)
+        return (found, messages) if found else (_AnyDirective, [])
 
-# docutils has no other place for names that it does not know.
-directives.directive, roles.role = _directive, _role
+    def role(name: str, *others: Any) -> tuple[Any, list[Any]]:
+        found, messages = find_role(name, *others)
+        return (found, messages) if found else (_any_role, [])
+
+    directives.directive, roles.role = directive, role
+    try:
+        yield
+    finally:
+        directives.directive, roles.role = find_directive, find_role
