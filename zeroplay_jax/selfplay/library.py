@@ -140,15 +140,15 @@ class TrainingCorpus(SearchableCorpus):
     def _shown(self, page: DocumentPage) -> Json | None:
         """Returns a page without its held-out passages; None where nothing is left."""
         allowed = [each for each in page.passages if each['id'] not in self._held_out.ids]
-        record = super()._shown(page)
         if len(allowed) == len(page.passages) and page.id not in self._held_out.ids:
-            return record
+            return super()._shown(page)
         if not allowed:
             return None
         # The id and the title of a document are those of its first passage, which may be held out too.
         first = allowed[0]
         text = ' '.join(passage['text'] for passage in allowed)
-        return record | {'id': first['id'], 'title': first['title'], 'text': text}
+        kept = dataclasses.replace(page, id=first['id'], title=first['title'], text=text)
+        return super()._shown(kept)
 
 
 class WorldMaterial:
