@@ -475,6 +475,7 @@ class DocumentPage:
       page: number of this page, from 1.
       pages: number of pages of the document, at least 1.
       id: id of the document's first passage; opening it gives the same document.
+      passages: {'id', 'title', 'text'} of each passage with words on this page; 'text' is what the page has of it.
     """
 
     title: str
@@ -482,6 +483,7 @@ class DocumentPage:
     page: int
     pages: int
     id: str
+    passages: Sequence[Mapping[str, str]]
 
 
 def document_page(
@@ -509,7 +511,8 @@ def document_page(
     rows = corpus.find_document(reference)
     if rows is None:
         return None
-    text = ' '.join(corpus.passage(row)['text'] for row in rows)
+    passages = [_with_own_id(corpus, row) for row in rows]
+    text = ' '.join(passage['text'] for passage in passages)
     # Matches instead of `split`: with their positions the text is cut without changing the white space between words.
     words = list(_WORD.finditer(text))
     # A document without any words still has one (empty) page.
@@ -517,10 +520,29 @@ def document_page(
     if page > pages:
         return None
     page_words = words[(page - 1) * words_per_page : page * words_per_page]
-    page_text = ''
-    if page_words:
-        page_text = text[page_words[0].start() : page_words[-1].end()]
+    start, end = (page_words[0].start(), page_words[-1].end()) if page_words else (0, 0)
     # All pages have the id and title of the first passage, whichever passage was named.
-    first_row = rows[0]
-    title = corpus.passage(first_row)['title']
-    return DocumentPage(title, page_text, page, pages, corpus.record(first_row).id)
+    first = passages[0]
+    shown = _between(passages, start, end)
+    return DocumentPage(first['title'], text[start:end], page, pages, first['id'], shown)
+
+
+def _with_own_id(corpus: Corpus, row: int) -> dict[str, str]:
+    """Returns {'id', 'title', 'text'} of a passage, with the id of its source."""
+    record = corpus.record(row)
+    title, text = split(record.contents)
+    return {'id': record.id, 'title': title, 'text': text}
+
+
+def _between(passages: list[dict[str, str]], start: int, end: int) -> list[dict[str, str]]:
+    """Returns the passages with words between two characters of their texts joined by spaces, cut to these words."""
+    shown = []
+    offset = 0
+    for passage in passages:
+        text = passage['text']
+        part = text[max(0, start - offset) : max(0, end - offset)].strip()
+        # A document without words has one page, which shows the title.
+        if part or not end:
+            shown.append(passage | {'text': part})
+        offset += len(text) + len(' ')
+    return shown

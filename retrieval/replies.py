@@ -167,13 +167,25 @@ def page(result: Any) -> DocumentPage | None:
         raise Unusable(f'a page is a JSON {type_name(result)}, not an object')
     # The types are checked here, so that a policy never sees a value of another type.
     values: dict[str, Any] = {}
+    kinds = {'page': int, 'pages': int, 'passages': list}
     for field in dataclasses.fields(DocumentPage):
         value = result.get(field.name)
-        kind = int if field.name in ('page', 'pages') else str
-        if not isinstance(value, kind):
+        if not isinstance(value, kinds.get(field.name, str)):
             raise Unusable(f'"{field.name}" of a page is a JSON {type_name(value)}')
         values[field.name] = _unicode(value) if isinstance(value, str) else value
+    values['passages'] = [_part(passage) for passage in values['passages']]
     return DocumentPage(**values)
+
+
+def _part(passage: Any) -> dict[str, str]:
+    """Returns what a page has of a passage from its JSON object; raises Unusable."""
+    part = {}
+    for name in ('id', 'title', 'text'):
+        value = passage.get(name) if isinstance(passage, Mapping) else None
+        if not isinstance(value, str):
+            raise Unusable(f'"{name}" of a passage of a page is a JSON {type_name(value)}')
+        part[name] = _unicode(value)
+    return part
 
 
 def _unicode(text: str) -> str:

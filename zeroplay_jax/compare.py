@@ -7,11 +7,11 @@
 
 Question sets and their average are columns. A result, or a side of several runs, has a row of mean scores, and one of
 the difference from the first, with 95 % intervals. Of single results the interval is Newcombe's for pairs, as in the
-table of a run: it covers the choice of questions only, and two seeds of one config can differ by more. Of several runs
-it covers the runs, such as seeds, on these questions: Welch's t interval; Student's over the runs of the other side if
-one side is a single file, such as the policy before training; ± is the standard deviation over runs. Results of several
-samples per question have a row each for their mean, with the standard deviation over samples, for the best one (pass@k)
-and for the majority's.
+table of a run: it covers the choice of questions or of their documents, and two seeds of one config can differ by more.
+Of several runs it covers the runs, such as seeds, on these questions: Welch's t interval; Student's over the runs of
+the other side if one side is a single file, such as the policy before training; ± is the standard deviation over runs.
+Results of several samples per question have a row each for their mean, with the standard deviation over samples, for
+the best one (pass@k) and for the majority's.
 Results are refused if the number of passages per query, the metric, the judge, the date, the temperature or the numbers
 of samples or questions differ: their difference would not measure the policy. Another index, other prompts, tools or
 numbers of turns or tokens are named in a line. Refused are also two results of one run
@@ -173,9 +173,12 @@ def _covered(sides: Sides) -> str:
             exact = 'the single result of the other side counts as exact'
             statistic = f"Student's t interval over {runs} runs; {exact}"
         return f'the runs on these questions ({statistic})'
-    of_pairs = ' (Newcombe, paired)' if others else ''
+    choice, statistic = 'questions', 'Newcombe, paired'
+    if all(result.has_documents() for results in sides.values() for result in results):
+        choice, statistic = 'documents', 'bootstrap, paired'
+    of_pairs = f' ({statistic})' if others else ''
     return (
-        f'the choice of questions{of_pairs}, not the seed: for that give several runs of each side'
+        f'the choice of {choice}{of_pairs}, not the seed: for that give several runs of each side'
     )
 
 

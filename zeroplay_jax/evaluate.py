@@ -339,10 +339,12 @@ def _evaluate_held_out(config: Config, run: RunContext) -> None:
     scores['mean'] = statistics.headline(correct)
     scores['rubrics'] = [row.reward for row in rows if 'rubrics' in row.parts]
     of_metric = answering.scores_by_hop(rows, metric)
-    scores[metric.rpartition(':')[2]] = statistics.headline(of_metric)
-    documents = answering.documents_by_hop(rows)
+    metric_name = metric.rpartition(':')[2]
+    scores[metric_name] = statistics.headline(of_metric)
+    documents = answering.documents_by_hop(rows, 'exact_match')
     of_questions: dict[str, Any] = {f'hop{hops}': names for hops, names in documents.items()}
     of_questions['mean'] = documents
+    of_questions[metric_name] = answering.documents_by_hop(rows, metric)
     intervals = {
         name: statistics.mean_interval(one, of_questions.get(name))
         for name, one in scores.items()

@@ -49,6 +49,18 @@ def test_what_was_demonstrated_is_marked(tmp_path, browser, open_run):
     assert 'held-out questions of 3 hops, the fewest that the policy was not shown before' in learnt
 
 
+def test_the_page_says_over_what_its_intervals_are(tmp_path, browser, open_run):
+    folder = sample_run.write_run(tmp_path / 'clustered', count=4)
+    headline = 'document.querySelector(".headline").innerText'
+    open_run(folder)
+    assert 'over the choice of questions,' in browser.js(headline)
+    summary = json.loads((folder / 'summary.json').read_text())
+    (folder / 'summary.json').write_text(json.dumps(summary | {'documents': 20}))
+    open_run(folder)
+    text = browser.js(headline)
+    assert 'about 20 documents' in text and 'over the choice of documents' in text
+
+
 def test_text_of_documents_and_models_is_never_run(run, page, browser):
     browser.open(page + '#open=1')
     title = browser.js('document.title')

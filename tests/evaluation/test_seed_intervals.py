@@ -8,7 +8,7 @@ from results import result
 from scipy import stats
 
 from zeroplay_jax import compare
-from zeroplay_jax.evaluation import statistics
+from zeroplay_jax.evaluation import results, statistics
 
 OTHER = [0.42, 0.39, 0.47]
 
@@ -65,3 +65,22 @@ def test_two_results_of_one_run_are_not_two_runs(write, capsys):
         assert compare.main([runs[0], ','.join(other)]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert f'{other[0]} and {other[-1]} are of the same run' in line
+
+
+def test_results_of_questions_with_documents_are_clustered(tmp_path, capsys):
+    """Twelve questions of a document have one score: the interval is as wide as that of a question per document."""
+    right = np.repeat(np.arange(40) % 2, 12).astype(float)
+    names = [f'd{number // 12}' for number in range(480)]
+    paths = [tmp_path / 'before.json', tmp_path / 'after.json']
+    for path, scores in zip(paths, (np.zeros(480), right), strict=True):
+        result(scores.tolist(), names).write(path)
+    before, after = map(results.Results.read, paths)
+    cell = after.figures()['set']
+    (change,) = results.compare(before, after).values()
+    width = 2 * 1.96 * np.sqrt(0.25 / 40)
+    for low, high in (cell.ends, change[1:]):
+        assert abs((high - low) / width - 1) < 0.1
+    assert compare.main(list(map(str, paths))) == 0
+    assert 'the choice of documents (bootstrap, paired), not the seed' in capsys.readouterr().out
+    # The fingerprint is of questions and answers only.
+    assert after.sets['set'].questions == result(right.tolist()).sets['set'].questions

@@ -102,10 +102,12 @@ def test_a_folder_of_texts_has_one_document_per_file(tmp_path, capsys):
     assert corpus.find_document('Same title') == range(0, 3)
     assert corpus.find_document('a.md') is None
     page = document_page(corpus, 'a.md#1', 3, words_per_page=100)
-    assert page == DocumentPage('Same title', ' '.join(words[200:]), 3, 3, 'a.md#0')
+    assert page == DocumentPage('Same title', ' '.join(words[200:]), 3, 3, 'a.md#0', page.passages)
     # A first sentence is no title.
     page = document_page(corpus, 'Ärger')
-    assert page == DocumentPage('Ärger', 'It rained. Nobody left.', 1, 1, 'deep/Ärger.txt#0')
+    assert page == DocumentPage(
+        'Ärger', 'It rained. Nobody left.', 1, 1, 'deep/Ärger.txt#0', page.passages
+    )
 
 
 def long_passages():
@@ -162,7 +164,8 @@ def test_in_process_and_http_open_the_same(index, url):
         results.append(client.open(references, pages, 4))
         assert client.metrics()['search/failed'] == 0
     assert results[0] == results[1] == results[2]
-    assert results[0][0] == DocumentPage('Gumu', 'It lies by a', 2, 3, '0')
+    shown = [{'id': '1', 'title': 'Gumu', 'text': 'It lies by a'}]
+    assert results[0][0] == DocumentPage('Gumu', 'It lies by a', 2, 3, '0', shown)
     assert results[0][4].title == 'gumu' and results[0][5].text == 'first\nline'
     assert [row for row, page in enumerate(results[0]) if page] == [0, 1, 4, 5]
     with refused('2 references but 1 pages'):

@@ -1,11 +1,15 @@
 """Training reads no passage of a held-out document; evaluations search the whole corpus."""
 
+import re
+
 import pytest
 from input_files import write
 
 from zeroplay_jax.configs import quickstart
 from zeroplay_jax.retrieval import client, folder
 from zeroplay_jax.selfplay.library_builder import build_library, check_and_reset_failures
+from zeroplay_jax.tools.base import Invocation
+from zeroplay_jax.tools.registry import build_tools
 from zeroplay_jax.types import UserError
 
 
@@ -81,13 +85,64 @@ def test_a_search_that_fails_on_the_way_has_failed(config, place, monkeypatch):
     assert library.training.search(['number38'])[0][0]['id'] == 'p38'
 
 
-def test_training_opens_no_document_with_a_held_out_passage(config, place):
-    library = library_without(config, place, [1, 4, 5])
-    references = ['p0', 'p1', 'Town 0', 'Town 2', 'p6', 'Town 5']
-    pages = [1] * len(references)
-    opened = [page and page['title'] for page in library.training.open(references, pages)]
-    assert opened == [None, None, None, None, 'Town 3', 'Town 5']
-    assert None not in library.held_out.open(references, pages)
+@pytest.fixture
+def opened(config, tmp_path):
+    """Shows all pages of a document by the tool `open` of a role in training, and by that of an evaluation."""
+
+    def open_all(reference, rows, held_out):
+        write(tmp_path / 'c.jsonl', *rows)
+        index = tmp_path / 'index'
+        if not index.exists():
+            folder.build(tmp_path / 'c.jsonl', index, 'bm25', None, passage_words=20)
+        config.retrieval.path = str(index)
+        lines = [{'document_id': one, 'title': ''} for one in held_out]
+        config.retrieval.held_out = write(tmp_path / 'held_out.jsonl', *lines)
+        library = build_library(config)
+        config.tools.names = ('open',)
+        shown = []
+        for source in (library.training, library.held_out):
+            tool = build_tools(config, source)['open']
+            pages = range(1, 4)
+            calls = [Invocation({'document': reference, 'page': page}) for page in pages]
+            results = tool.run(calls)
+            shown.append('\n'.join(result.text or result.error for result in results))
+        return shown
+
+    return open_all
+
+
+def words_of(numbers):
+    return {f'w{number}' for number in numbers}
+
+
+def test_training_opens_an_untitled_row_without_its_held_out_passages(opened):
+    # Passage X#n has the twenty words from 20·n on, and each page of 200 words ten passages.
+    sentences = [
+        f'{" ".join(f"w{n}" for n in range(k, k + 19))} w{k + 19}.' for k in range(0, 500, 20)
+    ]
+    rows = [{'id': 'X', 'contents': ' '.join(sentences)}, {'id': 'Y', 'contents': 'Another row.'}]
+    held_out = [0, 3, 10, 24]
+    forbidden = {number for part in held_out for number in range(20 * part, 20 * part + 20)}
+    for reference in ('X#3', 'X#5'):
+        training, evaluation = opened(reference, rows, [f'X#{part}' for part in held_out])
+        found = set(re.findall(r'w\d+', training))
+        assert found == words_of(set(range(500)) - forbidden)
+        assert set(re.findall(r'w\d+', evaluation)) == words_of(range(500))
+
+
+def test_training_opens_rows_of_one_document_without_titles_and_texts_of_held_out_ones(opened):
+    rows = []
+    for name in ('First', 'Second', 'Third'):
+        passage = {'id': name[0], 'title': f'{name} part', 'text': f'The text of {name.lower()}.'}
+        rows.append(passage | {'document_name': 'one'})
+    for held_out, shown in ((['F'], ['Second', 'Third']), (['S'], ['First', 'Third'])):
+        training, evaluation = opened('T', rows, held_out)
+        assert [
+            name for name in ('First', 'Second', 'Third') if name.lower() in training.lower()
+        ] == shown
+        assert 'First part' in evaluation and 'of second.' in evaluation
+    training, evaluation = opened('T', rows, ['F', 'S', 'T'])
+    assert 'part' not in training and 'First part' in evaluation
 
 
 def test_without_a_list_training_and_evaluation_share_one_corpus(config):

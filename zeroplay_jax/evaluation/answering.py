@@ -244,9 +244,9 @@ def scores_by_hop(rows: Sequence[Row], part: str) -> dict[int, Float64[np.ndarra
     return statistics.by_hop([row.group for row in scored], [row.parts[part] for row in scored])
 
 
-def documents_by_hop(rows: Sequence[Row]) -> dict[int, Sequence[str]]:
+def documents_by_hop(rows: Sequence[Row], part: str) -> dict[int, Sequence[str]]:
     """Returns hop count → names of the documents of the questions of `scores_by_hop`; '' without one."""
-    asked = [row for row in rows if 'exact_match' in row.parts]
+    asked = [row for row in rows if part in row.parts]
     origins = [row.info.question.origin if row.info.question else {} for row in asked]
     names = [str(origin.get('document', '')) for origin in origins]
     of_hops: dict[int, list[str]] = {}

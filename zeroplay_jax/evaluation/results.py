@@ -10,6 +10,7 @@ import hashlib
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float64
@@ -70,7 +71,7 @@ class SetResults:
 
     Attributes:
       questions: fingerprint of the questions and their answers or rubrics, by which equal sets are known.
-      asked: per question its text, with the accepted answers or the rubrics.
+      asked: per question its text, with the accepted answers or the rubrics, and its document if it has one.
       answered: its result.
     """
 
@@ -86,7 +87,11 @@ class SetResults:
             name = 'rubrics' if question.is_open_task else 'answers'
             asked.append({'question': question.text, name: list(getattr(question, name))})
         text = json.dumps([list(one.values()) for one in asked], ensure_ascii=False)
-        return cls(hashlib.sha256(text.encode()).hexdigest()[:16], asked, answered)
+        described = []
+        for one, question in zip(asked, questions, strict=True):
+            document = question.origin.get('document')
+            described.append({**one, 'document': str(document)} if document else one)
+        return cls(hashlib.sha256(text.encode()).hexdigest()[:16], described, answered)
 
     @classmethod
     def of_json(cls, record: Json) -> SetResults:
@@ -138,6 +143,10 @@ class SetResults:
         name = 'vote' if kind == 'vote' else 'score'
         return np.array([getattr(result, name) for result in self.answered], float)
 
+    def documents(self) -> np.ndarray:
+        """Returns the names of the documents of the questions, [questions]; '' without one."""
+        return np.array([one.get('document', '') for one in self.asked])
+
 
 @dataclasses.dataclass(frozen=True)
 class Results:
@@ -188,13 +197,22 @@ class Results:
         has_votes = any(result.vote is not None for result in answered)
         return ['mean', 'best', *(['vote'] if has_votes else [])]
 
+    def has_documents(self) -> bool:
+        """Returns whether every question has a document, over which the intervals then are."""
+        return all(one.documents().all() for one in self.sets.values())
+
     def figures(self, kind: str = 'score') -> dict[str, Figure]:
-        """Returns {set or AVERAGE: score by one of `kinds`}, with its interval over questions.
+        """Returns {set or AVERAGE: score by one of `kinds`}, with its interval over questions, or over their documents.
 
         A mean over samples has its deviation over samples as well: sample i of all questions is one evaluation.
         """
-        known = {name: one.scores(kind) for name, one in self.sets.items()}
-        known = {name: scores[~np.isnan(scores)] for name, scores in known.items()}
+        known, documents = {}, {}
+        for name, one in self.sets.items():
+            scores = one.scores(kind)
+            is_scored = ~np.isnan(scores)
+            known[name] = scores[is_scored]
+            documents[name] = one.documents()[is_scored]
+        of_documents: Mapping[str, Any] = averaged(documents)
         cells = {}
         for name, of_set in averaged(known).items():
             deviation = None
@@ -202,7 +220,7 @@ class Results:
                 chosen = [self.sets[name]] if name in self.sets else self.sets.values()
                 of_samples = np.mean([one.of_samples() for one in chosen], axis=0)
                 deviation = float(of_samples.std(ddof=1))
-            cells[name] = Figure.of(statistics.mean_interval(of_set), deviation)
+            cells[name] = Figure.of(statistics.mean_interval(of_set, of_documents[name]), deviation)
         return cells
 
     def differences(self, other: Results) -> str:
@@ -253,7 +271,7 @@ def compare(one: Results, other: Results, kind: str = 'score') -> dict[str, stat
       UserError: the results differ in settings or questions, or have no set in common; names the difference.
     """
     one.differences(other)
-    before, after = {}, {}
+    before, after, documents = {}, {}, {}
     for name in shared_sets([one, other]):
         # Paired by question: questions differ in difficulty far more than policies do, and this variance cancels.
         first, second = one.sets[name].scores(kind), other.sets[name].scores(kind)
@@ -264,8 +282,13 @@ def compare(one: Results, other: Results, kind: str = 'score') -> dict[str, stat
                 f'no question of {name} has a score in both results; repeat the evaluation whose judge gave no verdicts'
             )
         before[name], after[name] = first[is_scored], second[is_scored]
+        documents[name] = one.sets[name].documents()[is_scored]
     befores, afters = averaged(before), averaged(after)
-    return {name: statistics.paired_difference(befores[name], afters[name]) for name in befores}
+    names: Mapping[str, Any] = averaged(documents)
+    return {
+        name: statistics.paired_difference(scores, afters[name], names[name])
+        for name, scores in befores.items()
+    }
 
 
 def heading(name: str, kind: str) -> str:

@@ -3,7 +3,7 @@
 One method for a run, `compare` and the report: Wilson's score interval, inside [0, 1], and Newcombe's for a change. A
 normal or bootstrap interval collapses to a point if all answers are correct or all are wrong, which happens regularly
 on the miniature world; these keep a width. Intervals of sums are combined by "square and add" (Newcombe 1998; Zou and
-Donner 2008). They cover the choice of questions, and no other seed of the training.
+Donner 2008). They cover the choice of questions or documents, and no other seed of the training.
 
 Samples are an array with one score between 0 and 1 per question, or a mapping from hop count to such an array. A
 mapping means the unweighted mean over its hop counts, whatever the number of questions of each. Questions without a hop
@@ -119,6 +119,7 @@ def summarise(
       {'em_before', 'em_after': float, 'hops': [int], those that the headline averages,
       'em_by_hop': {'before', 'after': {hop: float}},
       'ci95': {'before', 'after': [low, high]} of the headline, 'questions': int, the questions of the headline,
+      'documents': int, the documents of those questions, 0 where some have none,
       'questions_by_hop': {hop: int}, 'ci95_by_hop': {'before', 'after': {hop: [low, high]}},
       'difference': [mean, low, high] of the headline, 'difference_by_hop': {hop: [mean, low, high]}}.
 
@@ -142,6 +143,7 @@ def summarise(
         'em_by_hop': means,
         'ci95': {side: of_headline[side][1:] for side in sides},
         'questions': of_headline['items'],
+        'documents': of_headline.get('documents', 0),
         'questions_by_hop': {hop: of_hop['items'] for hop, of_hop in of_hops.items()},
         'ci95_by_hop': ends,
         'difference': of_headline['difference'],

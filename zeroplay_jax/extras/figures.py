@@ -91,7 +91,9 @@ def _averaged(run: Json) -> str:
 
 def _draw_band(axes: Any, x: Sequence[float], summary: Json, colour: str) -> None:
     """Draws the 95 % interval of the mean exact match of the evaluations in summary.json, which stand at x."""
-    evaluations = (summary.get('results') or {}).get('evaluations') or {}
+    results = summary.get('results') or {}
+    evaluations = results.get('evaluations') or {}
+    documents = {int(hops): names for hops, names in (results.get('documents') or {}).items()}
     # Of a damaged log nobody knows which is which.
     if len(evaluations) != len(x):
         return
@@ -99,7 +101,7 @@ def _draw_band(axes: Any, x: Sequence[float], summary: Json, colour: str) -> Non
     for at, of_step in zip(x, evaluations.values()):
         flags = statistics.flags_of(of_step)
         if flags:
-            band.append((at, *statistics.mean_interval(statistics.headline(flags))))
+            band.append((at, *statistics.mean_interval(statistics.headline(flags), documents)))
     if band:
         steps, _, low, high = np.transpose(band)
         axes.fill_between(steps, low, high, color=colour, alpha=0.2, linewidth=0, gid='band')

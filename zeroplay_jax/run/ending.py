@@ -265,7 +265,12 @@ def summarise_run(
         rubric_scores = list(state.rubrics.values())
         results['tasks'] = _fingerprint(library.open_tasks)
         results['rubrics'] = state.rubrics
-        summary['rubrics'] = statistics.summarise_scores(rubric_scores[0], rubric_scores[-1])
+        names = [str(task.origin.get('document', '')) for task in library.open_tasks]
+        # A task whose rollout failed has no score.
+        of_tasks = names if len(names) == len(rubric_scores[0]) else None
+        summary['rubrics'] = statistics.summarise_scores(
+            rubric_scores[0], rubric_scores[-1], of_tasks
+        )
         line = statistics.scores_line(summary['rubrics'])
         table += f'\nrubrics met by answers to open tasks: {line}'
     if state.scores:
@@ -274,7 +279,7 @@ def summarise_run(
         results['scores'] = {'metric': name, 'evaluations': state.scores}
         hops = [question.hops for question in library.questions]
         first, last = statistics.by_hop(hops, scores[0]), statistics.by_hop(hops, scores[-1])
-        summary['scores'] = statistics.summarise_scores(first, last)
+        summary['scores'] = statistics.summarise_scores(first, last, documents)
         line = statistics.scores_line(summary['scores'], 'questions')
         table += f'\n{name} of the answers: {line}'
     return summary, table

@@ -13,6 +13,7 @@ from zeroplay_jax.types import Json, Question, UserError
 
 if TYPE_CHECKING:
     from zeroplay_jax.retrieval.client import Client
+    from zeroplay_jax.retrieval.corpus import DocumentPage
 
 # Depth of documents whose links are not known. In an encyclopedia a chain of any length may start anywhere.
 UNLIMITED_DEPTH = MAX_HOPS
@@ -84,11 +85,17 @@ class SearchableCorpus:
           RetrievalError: the search server has no whole documents, or it failed (see `Client.open`).
         """
         found = self.client.open(references, pages, self._page_words)
-        return [None if page is None else dataclasses.asdict(page) for page in found]
+        return [None if page is None else self._shown(page) for page in found]
+
+    def _shown(self, page: DocumentPage) -> Json | None:
+        """Returns a page as `open` does."""
+        record = dataclasses.asdict(page)
+        del record['passages']
+        return record
 
 
 class TrainingCorpus(SearchableCorpus):
-    """A corpus without its held-out passages: no search returns one, and no document with one can be opened.
+    """A corpus without its held-out passages: no search returns one, and no page of a document shows one.
 
     Args:
       client, top_k, page_words: see `SearchableCorpus`.
@@ -130,16 +137,18 @@ class TrainingCorpus(SearchableCorpus):
             fetched = min(2 * fetched, self._most)
         return results
 
-    def open(self, references: Sequence[str], pages: Sequence[int]) -> list[Json | None]:
-        """Returns pages as `SearchableCorpus.open` does; None for a document with the title of a held-out one."""
-        records = super().open(references, pages)
-        for index, record in enumerate(records):
-            # By its title too: only some passages of a document are held out where a corpus has few documents.
-            if record and (
-                record['id'] in self._held_out.ids or record['title'] in self._held_out.titles
-            ):
-                records[index] = None
-        return records
+    def _shown(self, page: DocumentPage) -> Json | None:
+        """Returns a page without its held-out passages; None where nothing is left."""
+        allowed = [each for each in page.passages if each['id'] not in self._held_out.ids]
+        if len(allowed) == len(page.passages) and page.id not in self._held_out.ids:
+            return super()._shown(page)
+        if not allowed:
+            return None
+        # The id and the title of a document are those of its first passage, which may be held out too.
+        first = allowed[0]
+        text = ' '.join(passage['text'] for passage in allowed)
+        kept = dataclasses.replace(page, id=first['id'], title=first['title'], text=text)
+        return super()._shown(kept)
 
 
 class WorldMaterial:

@@ -151,6 +151,10 @@ function leadOf({ summary }) {
   return longer.length ? String(Math.min(...longer)) : 'mean';
 }
 
+// What the intervals cover: statistics.mean_interval clusters questions that all have a document.
+const choiceOf = (shown) =>
+  shown.every(({ summary }) => summary.documents) ? 'the choice of documents and their questions' : 'the choice of questions';
+
 function headlineCard(run) {
   const lead = leadOf(run);
   const { questions, sides, change } = figuresOf(run, lead);
@@ -171,10 +175,11 @@ function headlineCard(run) {
       el('span', { class: `to ${trend}` }, after),
     ),
     el('p', {}, `exact match on ${format(questions)} held-out questions${of}${why}`),
+    run.summary.documents ? el('p', { class: 'muted' }, `about ${format(run.summary.documents)} documents`) : null,
     ...sides.map(([name, , range]) => range && el('p', { class: 'muted num' }, `${name} `, interval(range))),
     low === undefined ? null : el('p', { class: 'muted num' }, 'change ', interval([low, high], formatSigned)),
     ...learntTexts(run).map((text) => el('p', { class: 'learnt' }, text)),
-    el('p', { class: 'muted' }, 'Brackets: 95 % confidence intervals over the choice of questions, for this one run.'),
+    el('p', { class: 'muted' }, `Brackets: 95 % confidence intervals over ${choiceOf([run])}, for this one run.`),
   );
 }
 
@@ -260,8 +265,8 @@ function drawOutcome() {
   body.append(outcomeTable(evaluated));
   if (comparing) {
     const sentence =
-      'Brackets: 95 % confidence intervals; those of changes and differences are paired by question. They cover the ' +
-      'choice of questions only: two seeds of one config can differ by more. An interval over seeds needs several runs ' +
+      'Brackets: 95 % confidence intervals; those of changes and differences are paired by question. They cover ' +
+      `${choiceOf(evaluated)} only: two seeds of one config can differ by more. An interval over seeds needs several runs ` +
       'of each side (zeroplay compare).';
     body.append(el('p', { class: 'muted' }, sentence));
   }
