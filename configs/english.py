@@ -68,8 +68,11 @@ def get_config(folder=''):
         if corpus.exists():
             tokens = max(400, config.tools.top_k * _passage_tokens(corpus))
             config.rollout.observation_tokens = tokens
+            # The passage of a proposer's prompt is as long as one of a result.
+            longer = -(-(tokens - 400) // config.tools.top_k)
+            config.rollout.prompt_tokens += longer
             # Two searches fit.
-            room = 2 * (tokens - 400)
+            room = 2 * (tokens - 400) + longer
             config.sampler.context += room
             config.micro.tokens += room
         documents = inputs / 'documents.jsonl'
@@ -88,6 +91,12 @@ def _passage_tokens(corpus):
     """Returns the tokens, with those around them, that no more than one in a hundred of the passages exceeds."""
     tokenizer = tokenizers.Tokenizer.from_file(str(ENGLISH_CHECKPOINT / 'tokenizer.json'))
     with corpus.open(encoding='utf-8') as file:
-        passages = [json.loads(line)['contents'] for line in itertools.islice(file, _PASSAGES)]
+        count = sum(1 for _ in file)
+        file.seek(0)
+        # The first passages of a corpus may be of one document.
+        stride = -(-count // _PASSAGES)
+        passages = [
+            json.loads(line)['contents'] for line in itertools.islice(file, 0, None, stride)
+        ]
     lengths = sorted(len(encoding) for encoding in tokenizer.encode_batch(passages))
     return lengths[int(0.99 * (len(lengths) - 1))] + _AROUND

@@ -146,9 +146,20 @@ def test_bm25_and_own_questions(texts, tmp_path, capsys):
 def test_other_settings_are_another_run_over_the_same_index(texts, tmp_path):
     workdir = tmp_path / 'w'
     runs = []
-    for flags in ((), ('--config.solver.steps=1',), (), ('--seed=1',)):
+    solver, proposer = '--config.solver.steps=1', '--config.proposer.steps=1'
+    for flags in ((), (solver, proposer), (), ('--seed=1',)):
         runs.append(prepare(texts, workdir, *flags)[2])
-    assert [run.rpartition('/')[2] for run in runs] == ['run', 'run2', 'run', 'run3']
+    # The same settings in another order, and what a resumed run may change.
+    for flags in (
+        (proposer, solver),
+        ('--config.progress=False',),
+        ('--config.schedule.iterations=5', '--seed=1'),
+    ):
+        runs.append(prepare(texts, workdir, *flags)[2])
+    names = [run.rpartition('/')[2] for run in runs]
+    assert names == ['run', 'run2', 'run', 'run3', 'run2', 'run', 'run3']
+    # `run.json` would be read as the record of a run in the workdir itself.
+    assert not (workdir / 'run.json').exists()
 
 
 def test_results_of_searches_are_as_long_as_the_passages(texts, tmp_path):
@@ -161,7 +172,17 @@ def test_results_of_searches_are_as_long_as_the_passages(texts, tmp_path):
     (workdir / 'corpus.jsonl').write_text('\n'.join(map(json.dumps, passages)))
     longer = english.get_config(str(workdir))
     assert longer.rollout.observation_tokens >= 3 * 200 > usual.rollout.observation_tokens
+    # The proposer's prompt has one passage.
+    assert longer.rollout.prompt_tokens >= 256 + 60
     rules.check(longer, is_training=False)
+
+
+def test_the_passages_that_are_measured_are_of_the_whole_corpus(tmp_path, monkeypatch):
+    monkeypatch.setattr(english, '_PASSAGES', 10)
+    texts = ['short'] * 50 + ['long ' * 300] * 50
+    lines = [json.dumps({'id': str(number), 'contents': text}) for number, text in enumerate(texts)]
+    (tmp_path / 'corpus.jsonl').write_text('\n'.join(lines))
+    assert english.get_config(str(tmp_path)).rollout.observation_tokens > 3 * 300
 
 
 def test_an_evaluation_needs_no_file_of_training(texts, tmp_path):

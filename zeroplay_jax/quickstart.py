@@ -30,7 +30,7 @@ from zeroplay_jax.retrieval import downloads, json_text, progress
 from zeroplay_jax.retrieval.command import RESUMABLE, Parser, exit_status, path_or_packaged
 from zeroplay_jax.retrieval.corpus import files_of, read
 from zeroplay_jax.runtime import disk, signals
-from zeroplay_jax.runtime.record import digest
+from zeroplay_jax.runtime.record import digest, identity_of
 from zeroplay_jax.runtime.workdir import check_is_folder
 from zeroplay_jax.selfplay.recipe import recipe_class
 from zeroplay_jax.settings.kinds import CONFIGS, refuse
@@ -39,6 +39,8 @@ from zeroplay_jax.types import Json, Question, UserError
 # The name at the start of every error line, the same as for the run.
 _NAME = 'zeroplay_jax'
 _CONFIG = 'english'
+# Name of a run's folder → its settings, in the workdir.
+_RUNS = 'runs.json'
 _PASSAGE_WORDS = 50
 _QUESTIONS = 240
 # A quickstart draws fewer than a thousand documents; more of them would only make the file larger.
@@ -250,23 +252,33 @@ def _prepare(argv: Sequence[str] | None) -> list[str]:
         raise
     _make_index(args)
     settings = [f'--config.seed={args.seed}', *run_flags]
-    run = _run_folder(args.workdir, settings)
+    run = _run_folder(args.workdir, _identity(settings))
     _report('self-play', f'{run}; it can be stopped at any time, the same command resumes')
     config = f'--config={CONFIGS / _CONFIG}.py:{args.workdir}'
     return ['zeroplay_jax.main', config, f'--workdir={run}', *settings]
 
 
-def _run_folder(workdir: pathlib.Path, settings: Sequence[str]) -> pathlib.Path:
+def _identity(settings: Sequence[str]) -> Json:
+    """Returns the fields that flags change, without those that may change when a run is resumed."""
+    usual = fields.config(_CONFIG)
+    config = fields.config(_CONFIG)
+    fields.set_fields(config, settings)
+    changeable = fields.changeable_fields(config)
+    known = identity_of(usual.to_dict(), changeable, {})
+    given = identity_of(config.to_dict(), changeable, {})
+    return {name: value for name, value in given.items() if value != known.get(name)}
+
+
+def _run_folder(workdir: pathlib.Path, settings: Json) -> pathlib.Path:
     """Returns the folder of the run with these settings: run, run2, …; passages, questions and index serve all."""
-    number = 0
-    while True:
-        number += 1
-        folder = workdir / f'run{number if number > 1 else ""}'
-        record = folder.with_suffix('.json')
-        if not record.exists():
-            disk.write_text(record, json.dumps(settings) + '\n')
-        if json.loads(record.read_text(encoding='utf-8')) == list(settings):
-            return folder
+    path = workdir / _RUNS
+    runs = json_text.read_object(path) if path.exists() else {}
+    for name, known in runs.items():
+        if known == settings:
+            return workdir / name
+    name = f'run{len(runs) + 1}' if runs else 'run'
+    disk.write_text(path, json.dumps(runs | {name: settings}, indent=1) + '\n')
+    return workdir / name
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -69,7 +69,7 @@ def test_a_start_is_named_with_what_it_was_shown(tmp_path):
     assert start_line(ENGLISH_CHECKPOINT).startswith(
         'start: zeroplay_jax/mini/english/base, shown how'
     )
-    assert start_line(tmp_path) == f'start: {tmp_path}'
+    assert start_line(tmp_path) == f'start: {tmp_path.name}'
 
 
 @pytest.mark.parametrize('base', [ENGLISH_CHECKPOINT, BUILT_IN_CHECKPOINT])

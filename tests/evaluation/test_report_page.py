@@ -61,6 +61,18 @@ def test_the_page_says_over_what_its_intervals_are(tmp_path, browser, open_run):
     assert 'about 20 documents' in text and 'over the choice of documents' in text
 
 
+def test_a_run_that_has_begun_says_so_and_its_start_is_no_note(tmp_path, browser, open_run):
+    folder = sample_run.write_run(tmp_path / 'begun', count=4)
+    summary = json.loads((folder / 'summary.json').read_text())
+    (folder / 'summary.json').write_text(json.dumps(summary | {'start': 'start: base'}))
+    (folder / 'trajectories.jsonl').write_text('')
+    open_run(folder)
+    assert 'start: base' in browser.js('document.getElementById("facts").innerText')
+    assert 'start' not in browser.js('document.getElementById("notes").innerText')
+    topics = browser.js('document.getElementById("topics").innerText')
+    assert 'No rollout has been logged yet.' in topics
+
+
 def test_text_of_documents_and_models_is_never_run(run, page, browser):
     browser.open(page + '#open=1')
     title = browser.js('document.title')

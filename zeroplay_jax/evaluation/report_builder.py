@@ -127,8 +127,9 @@ def read_run(workdir: Path, has_trajectories: bool = True) -> dict[str, Any]:
     if not any((workdir / name).is_file() for name in RUN_FILES):
         fix = 'pass the workdir of a run'
         # The workdir of `make quickstart CORPUS=…` contains that of its run.
-        if (workdir / 'run').is_dir():
-            fix += f', for example {workdir / "run"}'
+        runs = [str(path) for path in sorted(workdir.glob('run*')) if path.is_dir()]
+        if runs:
+            fix += f', for example {" or ".join(runs)}'
         raise UserError(f'{workdir}: contains none of {", ".join(RUN_FILES)}; {fix}')
     # A run in progress has no summary yet, and a killed run never gets one: missing files become notes, not errors.
     notes: list[str] = []
@@ -160,14 +161,12 @@ def read_run(workdir: Path, has_trajectories: bool = True) -> dict[str, Any]:
         time = (workdir / 'metrics.jsonl').stat().st_mtime
         written = datetime.date.fromtimestamp(time).isoformat()
     data = page_data(workdir, logged)
-    # Which one the run had, and what it was shown.
-    start = str(summary.get('start', ''))
     return data | {
         'summary': summary,
         'config': config,
         'metrics': metrics,
         'alarms': alarm_notes(alarm_records),
-        'notes': [*([start] if start else []), *notes, *data['notes']],
+        'notes': [*notes, *data['notes']],
         'written': written,
     }
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from zeroplay_jax.mini.facts import RELATIONS
 from zeroplay_jax.policy.adapter_config import base_folder
+from zeroplay_jax.runtime.record import portable
 from zeroplay_jax.settings.kinds import (
     BUILT_IN_CHECKPOINT,
     ENGLISH_CHECKPOINT,
@@ -67,7 +68,9 @@ def start_line(folder: pathlib.Path) -> str:
     for checkpoint, shown in _SHOWN.items():
         if folder.resolve() == checkpoint.resolve():
             return f'start: zeroplay_jax/{checkpoint.relative_to(PACKAGE)}, {shown}'
-    return f'start: {folder}'
+    # A name on the Hub or an address as it is; of a path, which is that of a machine, the last part.
+    name = portable(str(folder))
+    return f'start: {folder.name if pathlib.Path(name).is_absolute() else name}'
 
 
 def form_of(folder: pathlib.Path) -> QuestionForm | None:

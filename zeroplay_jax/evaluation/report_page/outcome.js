@@ -204,6 +204,7 @@ function factsOf({ summary, metrics }) {
   const trained = Object.entries(summary.policies ?? {}).map(([name, { steps }]) => `${name} ${steps}`);
   if (trained.length) facts.push(`training steps: ${trained.join(', ')}`);
   else add('steps', summary.steps ?? metrics.at(-1)?.step);
+  if (summary.start) facts.push(summary.start);
   const outside = summary.outside_questions;
   if (isNumber(outside)) facts.push(`trained on ${outside ? format(outside) : 'no'} questions from outside`);
   if (isNumber(summary.readable)) facts.push(`readable proposals ${format(summary.readable)}`);

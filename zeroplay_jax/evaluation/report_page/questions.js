@@ -138,7 +138,9 @@ function topicTable(run) {
 
 function drawTopics() {
   const tables = runs.map(topicTable).filter(Boolean);
-  const empty = el('p', { class: 'muted' }, 'None of these rollouts proposes a question.');
+  const isLogged = runs.some(({ trajectories }) => trajectories.length);
+  const reason = isLogged ? 'None of these rollouts proposes a question.' : 'No rollout has been logged yet.';
+  const empty = el('p', { class: 'muted' }, reason);
   $('topics').append(...(tables.length ? tables : [empty]));
 }
 
