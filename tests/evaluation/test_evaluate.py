@@ -118,5 +118,5 @@ def test_a_file_that_cannot_be_used_is_refused_before_anything_is_loaded(tmp_pat
     path.write_text('{"question": "Where?"}')
     words = ('-m', 'zeroplay_jax.evaluate', '--config=configs/quickstart.py', f'--sets={path}')
     ended = run_python('-X', 'importtime', *words)
-    (line,) = [x for x in ended.stderr.splitlines() if not x.startswith('import time:')]
+    (line,) = [x for x in ended.stderr.splitlines() if not x.startswith(('import time:', 'note: '))]
     assert ended.returncode == 2 and 'set.jsonl' in line and '| jax\n' not in ended.stderr
