@@ -128,6 +128,7 @@ def test_questions_that_are_trained_on_are_named_and_left_out_as_the_warning_say
     )
     _, _, command = line.rpartition(': zeroplay ')
     called = ('-m', 'zeroplay_jax', *command.replace('FILE', 'new.jsonl').split())
-    assert run_python(*called, cwd=tmp_path, PYTHONPATH=str(ROOT)).returncode == 0
+    made = run_python(*called, cwd=tmp_path, PYTHONPATH=str(ROOT))
+    assert made.returncode == 0, made.stderr
     assert json.loads((tmp_path / 'new.jsonl').read_text())['question'] == 'What is C#?'
     assert not checked(tmp_path, *words, '--config.inputs.questions=new.jsonl').stderr
