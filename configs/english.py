@@ -66,15 +66,7 @@ def get_config(folder=''):
         config.eval.file = str(inputs / 'questions.jsonl')
         corpus = inputs / 'corpus.jsonl'
         if corpus.exists():
-            tokens = max(400, config.tools.top_k * _passage_tokens(corpus))
-            config.rollout.observation_tokens = tokens
-            # The passage of a proposer's prompt is as long as one of a result.
-            longer = -(-(tokens - 400) // config.tools.top_k)
-            config.rollout.prompt_tokens += longer
-            # Two searches fit.
-            room = 2 * (tokens - 400) + longer
-            config.sampler.context += room
-            config.micro.tokens += room
+            _fit_lengths(config, _passage_tokens(corpus))
         documents = inputs / 'documents.jsonl'
         config.inputs.documents = str(documents)
         # A corpus in which names connect enough documents also gives documents of two hops.
@@ -85,6 +77,20 @@ def get_config(folder=''):
         if held_out.exists():
             config.retrieval.held_out = str(held_out)
     return config
+
+
+def _fit_lengths(config, passage_tokens):
+    """Raises the lengths of results, prompts and slots for passages of more tokens than those of 50 words."""
+    result_tokens = config.tools.top_k * passage_tokens
+    longer_result = max(0, result_tokens - config.rollout.observation_tokens)
+    # The passage of a proposer's prompt is as long as one of a result.
+    longer_prompt = -(-longer_result // config.tools.top_k)
+    config.rollout.observation_tokens += longer_result
+    config.rollout.prompt_tokens += longer_prompt
+    # Two searches fit.
+    room = 2 * longer_result + longer_prompt
+    config.sampler.context += room
+    config.micro.tokens += room
 
 
 def _passage_tokens(corpus):
