@@ -27,7 +27,7 @@ import numpy as np
 import Stemmer
 from jaxtyping import Array, Float, Float32, Int, Int32, Int64
 
-from .command import import_tensorflow, quiet
+from .command import import_scann, quiet
 from .corpus import Corpus, MemoryCorpus
 from .jax_options import all_devices
 from .shards import is_unit
@@ -485,22 +485,13 @@ def _group(
     return order.astype(np.int64), np.append(heads, len(vectors)).astype(np.int64)
 
 
-def _scann() -> Any:
-    """Imports and returns ScaNN's module."""
-    # Imported here, because ScaNN imports TensorFlow, which an exact index does not need.
-    import_tensorflow()
-    from scann.scann_ops.py import scann_ops_pybind
-
-    return scann_ops_pybind
-
-
 def _load_searcher(folder: pathlib.Path) -> Any:
     """Returns the ScaNN searcher in a folder; RetrievalError if the folder has a pickle file."""
     # ScaNN would unpickle this file, which can run any code; `save` never writes it.
     if (folder / 'scann_docids.pkl').exists():
         raise RetrievalError(f'{folder}/scann_docids.pkl: not part of an index; remove the file')
     with quiet():
-        return _scann().load_searcher(str(folder))
+        return import_scann().load_searcher(str(folder))
 
 
 def _train_searcher(
@@ -511,7 +502,7 @@ def _train_searcher(
 ) -> Any:
     """Returns a ScaNN searcher trained on distinct unit vectors."""
     with quiet():
-        scann = _scann()
+        scann = import_scann()
     builder = scann.builder(vectors, _OVERFETCH, 'dot_product')
     # These options make the index reproducible bit for bit, as measured (README.md): k-means++ from ScaNN's fixed seed
     # on one thread builds the same index every time. A random start does not, and with SOAR distances vary by call.

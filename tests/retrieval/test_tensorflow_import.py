@@ -8,8 +8,11 @@ from python_process import ROOT, run_python
 
 CODE = """
 import os, sys
-from zeroplay_jax.retrieval.command import import_tensorflow
+from zeroplay_jax.retrieval.command import import_scann, import_tensorflow
+builder = import_scann().builder
+assert 'tensorflow' not in sys.modules, 'TensorFlow was loaded'
 tf = import_tensorflow()
+assert import_scann().builder is builder
 assert tf is import_tensorflow()
 assert 'keras' not in sys.modules and 'sklearn' not in sys.modules, 'Keras was loaded'
 assert 'TF_USE_LEGACY_KERAS' not in os.environ
