@@ -34,7 +34,8 @@ def get_config(folder=''):
     """Returns the config; `folder`: the workdir with index, questions and documents; '' leaves their paths unset."""
     cloze_files = load_extra('inputs', 'cloze_files')
     config = common.get_config('drzero')
-    config.policy.path = str(ENGLISH_CHECKPOINT)
+    # Dense matrices of scores would need 10 GB for rows of 2,000 tokens, and twice the time.
+    config.policy.update(path=str(ENGLISH_CHECKPOINT), attention='blocked')
     config.schedule.update(iterations=2, hop_ratio=cloze_files.hop_ratio())
 
     # One device per core; on a GPU or TPU, those that it has.
