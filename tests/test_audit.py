@@ -1,5 +1,6 @@
 """An auditor that shares no code with the project repeats runs of all systems, and notices mistakes."""
 
+import json
 import re
 import sys
 
@@ -10,7 +11,9 @@ from python_process import ROOT
 from run_files import lines
 
 from benchmarks.audit.__main__ import BAR
+from benchmarks.audit.files import read_lines
 from benchmarks.audit.replay import audit
+from benchmarks.audit.rewards import largest_error
 
 # Run → a mistake that the auditor makes on purpose.
 RUNS = {
@@ -42,6 +45,7 @@ def test_a_run_is_what_its_rollouts_and_rewards_say(name, tmp_path_factory):
     assert trained and trained <= found.keys()
     for record in found.values():
         # Rounding has its largest share in the first updates.
+        assert record['rewards'] < 1e-9
         assert record['advantages'] == 0 and record['distance'] <= 5 * BAR
         for own, of_run in (('loss', 'run_loss'), ('norm', 'run_gradient_norm')):
             of_run = record[of_run]
@@ -53,6 +57,15 @@ def test_a_mistake_is_noticed(name, tmp_path_factory):
     workdir = run_library.whole(name, tmp_path_factory)
     records = [*audit(workdir, RUNS[name])]
     assert max(record['distance'] for record in records) >= 10 * BAR
+
+
+def test_a_reward_that_the_text_does_not_earn_is_noticed(tmp_path_factory):
+    workdir = run_library.whole('dspo', tmp_path_factory)
+    config = json.loads((workdir / 'run.json').read_text())['config']
+    (right, *_) = [row for row in read_lines(workdir / 'rows.jsonl') if row['reward'] == 1]
+    assert largest_error([right], config) == 0
+    right['segments'][-1]['text'] = '<answer>another</answer>'
+    assert largest_error([right], config) == 1
 
 
 def test_the_auditor_shares_no_code_with_what_it_audits():

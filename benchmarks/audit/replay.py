@@ -13,6 +13,7 @@ import numpy as np
 
 from benchmarks.audit.files import read_lines, read_updates, read_weights
 from benchmarks.audit.policy import Policy
+from benchmarks.audit.rewards import largest_error
 from benchmarks.audit.role import Role
 
 TABLE = tomllib.loads(pathlib.Path(__file__).with_name('audit.toml').read_text())
@@ -38,6 +39,13 @@ def audit(run: pathlib.Path, mistake: str = '') -> Iterator[dict]:
     logged = read_updates(run)
     for step, updates in logged.items():
         records: list[dict] = []
+        lines = [
+            rollout.record
+            for minibatches in updates.values()
+            for rollouts in minibatches.values()
+            for rollout in rollouts
+        ]
+        rewards = largest_error(lines, config)
         for name, minibatches in updates.items():
             weights = name if config['weights'] == 'separate' else 'policy'
             _check(
@@ -53,7 +61,9 @@ def audit(run: pathlib.Path, mistake: str = '') -> Iterator[dict]:
             repeated = roles[name].repeat([*minibatches.values()])
             for key in ('loss', 'gradient_norm'):
                 repeated[f'run_{key}'] = metrics[step].get(f'{name}/{key}', math.nan)
-            records.append({'step': step, 'role': name, 'weights': weights, **repeated})
+            records.append(
+                {'step': step, 'role': name, 'weights': weights, 'rewards': rewards, **repeated}
+            )
         # Roles may share weights: the run has those after all of them.
         for record in records:
             weights = record['weights']
