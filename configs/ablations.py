@@ -13,13 +13,15 @@ from zeroplay_jax.configs.scope import TYPES
 from zeroplay_jax.objectives.registry import did_you_mean
 from zeroplay_jax.settings.kinds import EXAMPLE_TASKS
 
-# Settings of a role by estimator, see `_of`.
+# Settings of a role by estimator, see `_of`. GRPO has the KL term and mini-batches of the solver (SSP eq. 4, table 4).
 _GRPO = {
     'baseline': 'mean',
     'scale': 'none',
     'samples': 5,
     'loss': 'token_pg',
     'aggregation': 'seq_mean_token_mean',
+    'kl_coef': 0.01,
+    'minibatches': 2,
 }
 _REINFORCE = {'baseline': 'none', 'scale': 'none', 'samples': 1, 'loss': 'reinforce'}
 # Mean over rollouts of the sum over tokens, in one update, without a KL term.
@@ -116,8 +118,8 @@ ROWS = {
     # Compared with ssp/base_model, which forgets earlier questions every ten steps.
     'ssp/base_model': _BASE_MODEL,
     'ssp/dummy_padding': {**_BASE_MODEL, 'ssp.fill': 'pad'},
-    # After five further rounds a batch stays short (ssp.fill_rounds).
-    'ssp/dynamic_resampling': {**_BASE_MODEL, 'ssp.fill': 'resample'},
+    # Until the batch is full; the rounds are limited because a policy may make no valid question.
+    'ssp/dynamic_resampling': {**_BASE_MODEL, 'ssp.fill': 'resample', 'ssp.fill_rounds': 50},
     'ssp/replay_full': {**_BASE_MODEL, 'ssp.fill': 'replay_full'},
     'ssp/no_check': {'ssp.answerability_check': False},
     # The config has four single documents.
@@ -144,12 +146,13 @@ ROWS = {
     # The code asks a server in the answerability check, algorithm 1 the policy.
     'ssp/judge_checker': _JUDGE_CHECKER,
     # The start from R-Search's checkpoint, which also writes <original_evidence>: its prompt (appendix D) goes into
-    # config.prompts. From the other instruction-tuned starts policy.path alone changes; Qwen3 thinks.
+    # config.prompts. From the other instruction-tuned starts policy.path alone changes; Qwen3 thinks, and searches with
+    # the tags of the others (appendix D).
     'ssp/r_search': {
         'policy.path': 'checkpoints/R-Search-7b-grpo',
         'tools.syntax': 'r_search',
     },
-    'ssp/qwen3_8b': _QWEN3,
+    'ssp/qwen3_8b': {**_QWEN3, 'tools.syntax': 'search_r1'},
     # Dr. Zero: hop ratio, estimator; table 7, whose rows have one iteration and are compared with 'iterations_1';
     # iterations, baselines, released code.
     'drzero/hops_1111': {'schedule.hop_ratio': (1, 1, 1, 1)},
@@ -225,7 +228,7 @@ ROWS = {
     # ablations are of Qwen3-8B, which is its own judge there.
     'scope/qwen3_8b': _QWEN3,
     'scope/no_gates': {**_QWEN3, 'scope.gates': False},
-    # The gate before it read the source alone: tasks about the passages found pass.
+    # Tasks about the passages found pass the gate, and rubrics come from these, too.
     'scope/relevant_to_evidence': {'scope.relevant_to': 'evidence'},
     'scope/no_length_factor': {**_QWEN3, 'scope.length_factor': False},
     'scope/frozen_challenger': {**_QWEN3, 'proposer.train_iterations': 1},

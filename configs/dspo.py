@@ -41,11 +41,11 @@ def get_config(variant=''):
     config.solver.update(
         baseline='mean', scale='std', filter_groups=True, surplus='carry'
     )  # eqs. 9 and 10
-    config.solver.update(clip_low=3e-4, clip_high=4e-4)  # inferred: GSPO's
+    # Inferred; the clip range is GSPO's, the rounds are those of DAPO's script in verl.
+    config.solver.update(clip_low=3e-4, clip_high=4e-4, kl_coef=0.001, kl_kind='k3', fill_rounds=10)
     config.solver.update(
         samples=8, batch=256, learning_rate=1e-6, minibatches=4, steps=200
     )  # inferred
-    config.solver.update(kl_coef=0.001, kl_kind='k3', fill_rounds=4)  # inferred
     if variant == 'mini':
         return _mini(config)
 

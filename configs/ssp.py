@@ -1,6 +1,7 @@
 """SSP with the hyperparameters of its paper, for Qwen2.5-7B-Instruct on a v5p-32 (four hosts of four chips).
 
-    zeroplay inputs answers --sets nq_train.jsonl,hotpotqa_train.jsonl --out data/ssp_answers.jsonl
+    zeroplay inputs answers --sets nq_train.jsonl,hotpotqa_train.jsonl,arpo_train.parquet --most-words 1000 \\
+        --out data/ssp_answers.jsonl
     launch/tpu_vm.sh --name ssp --zone us-east5-a --type v5p-32 --setup "$MOUNT" -- --config=configs/ssp.py \\
         --workdir=/mnt/share/runs/ssp --config.checkpoint.every=10 --policy=/mnt/share/Qwen2.5-7B-Instruct \\
         --index=/mnt/share/wiki18_e5 --config.judge.url=http://10.0.0.3:8001/v1 \\
@@ -11,7 +12,8 @@ The plan (zeroplay plan): 56.4 GiB of a chip's 95 in rollouts, 76.6 in updates; 
 rollouts of 512 prompt, 768 written and 1,024 read tokens. The judge is a server elsewhere. It has not been run.
 The paper: judged right 49.5 % on average over seven sets, 41.5 before (table 1). launch/README.md: MOUNT.
 
-The first command builds the file of answers (`inputs.answers`) for the second; with --corpus instead of --sets it takes
+The first command builds the file of answers (`inputs.answers`) for the second, from the sets of appendix A.4
+(arpo_train.parquet: the training set that ARPO released, arXiv:2507.19849); with --corpus instead of --sets it takes
 them from a corpus. The third runs three steps on two CPU cores: every stage runs, almost nothing is learnt. Its
 answers are those of the training worlds: external, and counted as such.
 

@@ -1,11 +1,11 @@
-"""The tables and figures of five papers, and their rows: each has the model, metric and steps that its paper states."""
+"""The tables and figures of five papers, and their rows: each has the model, calls, metric and steps of its paper."""
 
 import json
 import re
 import tomllib
 
 import pytest
-from python_process import ROOT, config_flags, run_python
+from python_process import ROOT, run_python
 
 from zeroplay_jax.configs import ablations
 from zeroplay_jax.configuration import fields
@@ -51,8 +51,8 @@ def rows_of_papers():
 
 def config_of(row, variant=''):
     if '/' in row:
-        return ablations.get_config(f'{row}:{variant}' if variant else row)
-    return fields.config(row, *filter(None, [variant]))
+        return ablations.get_config(f'{row}:{variant}')
+    return fields.config(row, variant)
 
 
 def phases_of(config):
@@ -63,7 +63,7 @@ def phases_of(config):
 def measures_of(config):
     """What answers are paid and measured by."""
     recipe = recipes.recipe_class(config.recipe)
-    if recipe.has_open_tasks and 'grade' in recipe.judgements(fields.frozen(config)):
+    if 'grade' in recipe.judgements(fields.frozen(config)):
         return {'rubrics'}
     measured = config.eval.metric
     # Exact match is always measured.
@@ -87,16 +87,15 @@ ROWS_OF_PAPERS = rows_of_papers()
 
 
 def test_every_row_is_read_from_its_paper_or_is_called_ours():
-    systems = {row for row in ROWS_OF_PAPERS if '/' not in row}
-    assert systems == set(recipes.BUILT_IN)
-    assert set(ROWS_OF_PAPERS) - systems == ablations.ROWS.keys()
+    assert ROWS_OF_PAPERS.keys() == {*recipes.BUILT_IN, *ablations.ROWS}
 
 
 @pytest.mark.parametrize('row', [row for row, said in ROWS_OF_PAPERS.items() if said])
-def test_a_row_has_model_engine_metric_and_steps_of_its_paper(row):
-    _, model, engine, metric, of_proposer, of_solver = ROWS_OF_PAPERS[row]
+def test_a_row_has_model_engine_calls_metric_and_steps_of_its_paper(row):
+    _, model, engine, calls, metric, of_proposer, of_solver = ROWS_OF_PAPERS[row]
     config = config_of(row)
     assert model in ('-', config.policy.path.removeprefix('checkpoints/'))
+    assert calls in ('-', config.tools.syntax)
     searched = config.retrieval.path.rpartition('_')[2] if config.tools.names else 'none'
     assert (searched, measures_of(config)) == (engine, {metric})
     steps = {'proposer': [], 'solver': []}
@@ -105,6 +104,12 @@ def test_a_row_has_model_engine_metric_and_steps_of_its_paper(row):
             steps[role].append(phase.steps)
     assert as_many_steps(of_proposer, steps['proposer']), steps
     assert as_many_steps(of_solver, steps['solver']), steps
+
+
+def test_grpo_of_ssps_proposer_is_that_of_equation_4_and_table_4():
+    for row in ('ssp/grpo_reinforce', 'ssp/grpo_grpo'):
+        proposer = config_of(row).proposer
+        assert (proposer.kl_coef, proposer.minibatches) == (0.01, 2), row
 
 
 @pytest.mark.parametrize('variant', ['', 'mini'])
@@ -121,27 +126,18 @@ def test_one_policy_of_a_run_is_answered_by_another(tmp_path):
     """As for a figure of SCOPE: searches of one iteration, answers of another; tests/evaluation plays the others."""
     run = tmp_path / 'run'
     run.mkdir()
-    config = fields.config('scope', 'mini')
-    record.write(run, record.Record(record.plain_config(config.to_dict())))
+    config = record.plain_config(fields.config('scope', 'mini').to_dict())
+    record.write(run, record.Record(config))
     for iteration in (1, 3):
-        (run / f'iteration{iteration}').mkdir()
-        (run / f'iteration{iteration}' / 'solver').symlink_to(ROOT / 'zeroplay_jax/mini/base')
+        folder = run / f'iteration{iteration}'
+        folder.mkdir()
+        (folder / 'solver').symlink_to(ROOT / 'zeroplay_jax/mini/base')
     asked = evaluation_questions([World(0, 'evaluation')], 1, (1, 2))
     (tmp_path / 'set.jsonl').write_text('\n'.join(map(json.dumps, asked)))
-    done = run_python(
-        *(
-            '-m',
-            'zeroplay_jax.evaluate',
-            '--config=configs/scope.py:mini',
-            f'--sets={tmp_path}/set.jsonl',
-        ),
-        *(
-            f'--policy={run}@iteration1',
-            f'--answerer={run}@iteration3',
-            f'--out={tmp_path}/out.json',
-        ),
-        *config_flags('world.train=(0,4) world.evaluation=(0,2)'),
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    command = f"""-m zeroplay_jax.evaluate --config=configs/scope.py:mini --sets={tmp_path}/set.jsonl
+        --policy={run}@iteration1 --answerer={run}@iteration3 --out={tmp_path}/out.json
+        --config.world.train=(0,4) --config.world.evaluation=(0,2)"""
+    done = run_python(*command.split())
+    assert not done.returncode, done.stderr
     written = json.loads((tmp_path / 'out.json').read_text())
     assert written['settings']['answerer'].endswith('iteration3/solver')

@@ -122,13 +122,11 @@ def answers_asked_for(phase, **changes):
 
 
 @pytest.mark.parametrize(('setting', 'read'), [('source', 'Gumu'), ('evidence', 'Lomi')])
-def test_a_task_has_to_be_about_its_source(setting, read):
+def test_gates_and_rubrics_of_a_task_read_its_source(setting, read):
     judge = Judge()
     challenged(judge, scope__relevant_to=setting)
-    *gates, evidence = judge.documents
-    assert len(gates) == 2
-    assert all(document.split('\n')[-1].startswith(f'(Title: {read})') for document in gates)
-    assert evidence.endswith('(Title: Lomi) ' + LOMI['text'])
+    last = [document.split('\n')[-1] for document in judge.documents]
+    assert len(last) == 3 and all(text.startswith(f'(Title: {read})') for text in last)
 
 
 TASK = Question('Describe Lomi.', rubrics=({'text': 'Tarva', 'priority': 'important'},) * 2)

@@ -1,8 +1,8 @@
 """SCOPE: a challenger sets open tasks, a solver does them, and the frozen initial policy judges both by rubrics.
 
 A task comes from a document and the passages that the challenger found from there. The judge
-checks two gates (its entities can be found; it is about its document), writes rubrics, and grades
-every answer item by item. The challenger earns format plus, past the gates, the closeness of the
+checks two gates (its entities can be found; it is about its document), writes rubrics from that
+document, and grades every answer item by item. The challenger earns format plus, past the gates, the closeness of the
 solver's mean score to a target (SCOPE eqs. 4 and 5); the solver earns its score, discounted by
 length, plus format and searching (eqs. 6 and 7). Roles take turns, as in Dr. Zero.
 """
@@ -66,7 +66,7 @@ class Settings(Section):
     gates: bool = True
     """Check both quality gates."""
     relevant_to: Literal['source', 'evidence'] = 'source'
-    """What a task has to be about: its source document (paper), or also the passages found."""
+    """What a task has to be about, and rubrics come from: its source document (paper), or also the passages found."""
     searches_below_hops: Annotated[int, requires(lambda x: x in (0, 1), 'give 0 or 1')] = 0
     """How many fewer searches than hops are required."""
     code_format: bool = False
@@ -145,7 +145,7 @@ class Recipe(RecipeBase):
         if settings.soft_length >= settings.hard_length:
             text = f'not below scope.hard_length={settings.hard_length}; give less'
             yield Problem('scope.soft_length', text)
-        if config.judge.kind == 'rule' and settings.gates and settings.relevant_to == 'source':
+        if config.judge.kind == 'rule' and settings.relevant_to == 'source':
             text = 'the rule (judge.kind) follows the facts from the source through the passages found; give evidence'
             yield Problem('scope.relevant_to', text)
 
@@ -271,20 +271,20 @@ class Recipe(RecipeBase):
             return
         assert context.judge is not None
         task_text = str(challenge.task)
-        evidence = documents_text([seed.passage, *retrieved_passages(challenge.trajectory)])
+        found = []
+        # A task that drifted away from its source document is still about the passages found on the way.
+        if self.config.scope.relevant_to == 'evidence':
+            found = retrieved_passages(challenge.trajectory)
+        relevant_to = documents_text([seed.passage, *found])
         if self.config.scope.gates:
-            # A task that drifted away from its source document is still about the passages found on the way.
-            relevant_to = evidence
-            if self.config.scope.relevant_to == 'source':
-                relevant_to = document_text(seed.passage)
             for number, gate in enumerate(('entities', 'relevance')):
                 gate_identity = (*identity, 1, number)
                 # A missing verdict (None) does not pass, as in SCOPE's code.
                 if not await context.judge.gate(gate_identity, gate, task_text, relevant_to):
                     challenge.rejected = f'gate_{gate}'
                     return
-        # The judge gets the evidence that the challenger had, so that the corpus can answer the rubrics.
-        rubrics = await context.judge.rubrics((*identity, 2), task_text, evidence, _kind(seed))
+        # Rubrics come from what the task has to be about (SCOPE, appendix G: from its source document).
+        rubrics = await context.judge.rubrics((*identity, 2), task_text, relevant_to, _kind(seed))
         challenge.rubrics = rubrics or []
         if not challenge.rubrics:
             challenge.rejected = 'no_rubrics'
