@@ -15,7 +15,7 @@ REWARDS = np.array([[1.0, 0.0, 0.25], [0.5, 0.75, 0.0]])
 # Of the first token (two of four) and of the second, [questions, 4].
 LOGITS = np.array([[0.3, -0.2, 0.5, 0.1], [-0.4, 0.2, 0.0, 0.6]])
 # Of the policy that sampled, for a minibatch after the first one.
-STALE_LOGITS = LOGITS + np.array([[0.2, -0.1, -0.15, 0.1], [0.05, -0.1, 0.2, -0.2]])
+STALE_LOGITS = LOGITS + np.array([[0.6, -0.3, -0.5, 0.4], [0.1, -0.3, 0.6, -0.6]])
 # The logits that the tokens of an answer choose, and their number.
 CHOICES = np.array([[0, 2], [1, 2], [1, 3]])
 LENGTHS = np.array([1, 2, 2])
@@ -48,9 +48,8 @@ def token_gradients() -> np.ndarray:
 
 def true_gradient() -> np.ndarray:
     """Returns the gradient of the expected reward, the mean over questions, [questions, 4]."""
-    probability = np.exp(log_probs(LOGITS).sum(2))
-    of_answers = token_gradients().sum(2)
-    return np.einsum('qa,qal->ql', probability * REWARDS, of_answers) / len(REWARDS)
+    reward = REWARDS[QUESTION, ANSWERS] / len(QUESTION)
+    return expectation(np.stack([reward, reward], axis=2), log_probs(LOGITS))
 
 
 def expected_gradient(settings: Any, spans_questions: bool, stale: bool) -> np.ndarray:

@@ -2,8 +2,8 @@
 
 The small world of benchmarks/exact.py has 729 batches. The expected gradient of an estimator is the sum over them of
 probability times gradient: once with advantages, weights and loss of the project, once in closed form. Rows are the
-distinct estimators of the configs and their ablations, and three that are only settings. KL terms, and estimators with
-a value network, are left out. Some columns:
+distinct estimators of the configs and their ablations, and four that are only settings. KL terms, and estimators with
+a value network, are left out; what a filter of groups excludes is not replaced. Some columns:
 
   groups  rows that are compared: of a question, or of all questions (HRPO)
   policy  stale: the batch was sampled before an update, as every minibatch but the first
@@ -32,13 +32,8 @@ _SETTINGS = ('loss', 'baseline', 'scale', 'aggregation', 'filter_groups')
 _CLIPS = ('clip_low', 'clip_high')
 COLUMNS = (*_SETTINGS, *_CLIPS, 'groups', 'policy', 'role', 'error', 'length', 'angle')
 _FURTHER: dict[str, dict[str, Any]] = {
-    'RLOO': {'loss': 'reinforce', 'baseline': 'loo', 'minibatches': 1},
-    'RLOO, divided by the deviation': {
-        'loss': 'reinforce',
-        'baseline': 'loo',
-        'scale': 'std',
-        'minibatches': 1,
-    },
+    'RLOO': {'baseline': 'loo'},
+    'RLOO, divided by the deviation': {'baseline': 'loo', 'scale': 'std'},
     'Dr. GRPO': {'aggregation': 'constant'},
     'CISPO': {'loss': 'cispo', 'aggregation': 'token'},
 }
@@ -67,12 +62,8 @@ def estimators() -> dict[tuple[str, ...], tuple[ConfigDict, bool, bool]]:
             stale = policy == 'stale'
             # The ratio of a fresh batch is 1, which no clip reaches.
             clips = [settings[clip] if stale else '' for clip in _CLIPS]
-            cells = [
-                *(settings[x] for x in _SETTINGS),
-                *clips,
-                'all' if spans else 'question',
-                policy,
-            ]
+            of_loss = [settings[field] for field in _SETTINGS]
+            cells = [*of_loss, *clips, 'all' if spans else 'question', policy]
             found.setdefault(tuple(map(str, cells)), (name, settings, spans, stale))
     return {(*cells, name): arguments for cells, (name, *arguments) in found.items()}
 
@@ -82,9 +73,7 @@ def expected_gradient(settings: Any, spans_questions: bool, stale: bool) -> np.n
     reward = exact.REWARDS[exact.QUESTION, exact.ANSWERS]
     batches, rows = reward.shape
     batch = np.repeat(np.arange(batches), rows)
-    group = (
-        batch if spans_questions else batch * len(exact.REWARDS) + np.tile(exact.QUESTION, batches)
-    )
+    group = batch if spans_questions else 2 * batch + np.tile(exact.QUESTION, batches)
     lengths = exact.LENGTHS[exact.ANSWERS].reshape(-1, 1)
     mask = np.arange(2) < lengths
     present = np.ones(lengths.shape, bool)
@@ -101,17 +90,15 @@ def expected_gradient(settings: Any, spans_questions: bool, stale: bool) -> np.n
         weights.append(aggregation.token_weights(of_batch, None, settings.aggregation, total))
     loss = losses.resolve_loss(settings.loss)
     clips = {name: settings[name] for name in (*_CLIPS, 'dual_clip')}
-    arrays = [exact.log_probs(exact.LOGITS), old]
-    new, old_of_rows = (
-        x[exact.QUESTION, exact.ANSWERS].reshape(-1, 2).astype(np.float32) for x in arrays
-    )
-    advantage_of_token = np.repeat(advantage.astype(np.float32)[:, None], 2, axis=1)
+    both = np.stack([exact.log_probs(exact.LOGITS), old], axis=-1)
+    of_rows = both[exact.QUESTION, exact.ANSWERS].reshape(-1, 2, 2).astype(np.float32)
+    of_tokens = np.repeat(advantage.astype(np.float32)[:, None], 2, axis=1)
 
     def sum_of_losses(log_probs):
-        per_token, _ = loss(log_probs, old_of_rows, advantage_of_token, mask, mask + 0, **clips)
+        per_token, _ = loss(log_probs, of_rows[..., 1], of_tokens, mask, mask + 0, **clips)
         return aggregation.aggregate(per_token, np.concatenate(weights))
 
-    slopes = jax.grad(sum_of_losses)(new)
+    slopes = jax.grad(sum_of_losses)(of_rows[..., 0])
     return exact.expectation(-np.asarray(slopes, np.float64).reshape(batches, rows, 2), old)
 
 
