@@ -24,6 +24,7 @@ PAGES = {
     'benchmarks/peers/README.md': 'benchmarks-peers.md',
     'benchmarks/results/claims.md': 'claims-table.md',
     'benchmarks/results/claims.svg': 'claims.svg',
+    'benchmarks/results/game.svg': 'game.svg',
     'benchmarks/results/quickstart.svg': 'quickstart.svg',
     'launch/README.md': 'launch.md',
     'notebooks/README.md': 'notebooks.md',

@@ -1,4 +1,4 @@
-"""The pages have the figures of the stored rows; the benchmark of speed and the arms of the claims still run."""
+"""The pages have the figures of the stored rows; benchmarks of speed and of a game, and arms of claims, still run."""
 
 import csv
 import dataclasses
@@ -10,6 +10,7 @@ from python_process import ROOT
 from benchmarks import claims, claims_runs
 from benchmarks import rollout as bench
 from benchmarks.command import RESULTS
+from benchmarks.game import __main__ as game
 from benchmarks.peers import workload
 from zeroplay_jax.configuration import fields, rules
 from zeroplay_jax.evaluation.statistics import difference, interval_text
@@ -61,6 +62,47 @@ def by(rows, name):
     for row in rows:
         groups.setdefault(row[name], []).append(row)
     return groups
+
+
+def test_the_expected_reward_of_a_difficulty_is_its_polynomial():
+    right = game.CHANCES
+    wrong = 1 - right
+    # E[n − k; 0 < k < n] / (n − 1); 4 E[k (n − k)] / n²; and of ten, 1 − 2 E|k/10 − ½| at one half.
+    linear = 5 / 4 * (wrong - wrong**5)
+    polynomials = {
+        'drzero': linear,
+        'piplay': linear,
+        'drzero/parabolic': 4 * 4 / 5 * right * wrong,
+        'drzero/sqlm': 1 - right**5 - wrong**5,
+        'ssp': wrong,
+    }
+    for proposer, wanted in polynomials.items():
+        reward = game.paper_config(proposer).reward
+        np.testing.assert_allclose(game.expected_rewards(reward, right), wanted, atol=1e-12)
+    for proposer, wanted in {'scope': 1 - 70 / 2**8, 'drzero/r_zero': 1 - 252 / 2**10}.items():
+        rewards = game.expected_rewards(game.paper_config(proposer).reward, right)
+        assert rewards.max() == rewards[10] == pytest.approx(wanted)
+
+
+def test_every_proposer_chooses_what_pays_most():
+    # 5 (1 − p)⁴ = 1 where the linear reward is highest.
+    best = {'Dr. Zero, π-Play': 1 - 5**-0.25, 'SSP': 0.0}
+    rows = stored('game.tsv')
+    assert {row['proposer'] for row in rows} == set(game.PROPOSERS.values())
+    for row in rows:
+        wanted = best.get(row['proposer'], 0.5)
+        assert float(row['best chance']) == pytest.approx(wanted, abs=1e-3)
+        assert float(row['mean chance']) == pytest.approx(wanted, abs=0.05)
+
+
+def test_the_engine_plays_the_game(tmp_path, monkeypatch):
+    monkeypatch.setattr(game, 'STEPS', 2)
+    monkeypatch.setattr(game, 'BATCH', 16)
+    shares = game.play('scope', 0, tmp_path)
+    assert shares.shape == (2, 21)
+    assert shares.sum(1) == pytest.approx(1)
+    of_both = [game.game_config(name, tmp_path, 0).to_dict() for name in ('drzero', 'piplay')]
+    assert of_both[0] == of_both[1]
 
 
 def test_the_pages_have_the_figures_of_self_play_and_its_controls():
