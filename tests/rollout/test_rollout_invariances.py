@@ -36,8 +36,8 @@ KINDS = {
     'experts': (EXPERTS, False),
     'truncated': ({}, True),
 }
-# Tokens of the last kind are drawn from at most five ids.
-KEPT = dataclasses.replace(CONFIG, kept=5)
+# Tokens of the last kind are drawn from at most eight ids.
+KEPT = dataclasses.replace(CONFIG, kept=8)
 USED = dataclasses.replace(CONFIG, attention='used')
 
 
@@ -58,7 +58,7 @@ class Cases:
         env = make_env(self.policy(kind)[0], search)
         asked = requests(Forgetful(**vars(env)) if KINDS[kind][1] else env)
         if kind == 'truncated':
-            asked = [dataclasses.replace(request, truncation=(0.7, 5)) for request in asked]
+            asked = [dataclasses.replace(request, truncation=(0.8, 8)) for request in asked]
         return asked
 
     def expected(self, kind, config=None):
@@ -87,7 +87,7 @@ def cases(tmp_path_factory):
         ('forgetful states', CONFIG),
         ('experts', CONFIG),
         ('truncated', KEPT),
-        ('truncated', dataclasses.replace(PAGED, kept=5)),
+        ('truncated', dataclasses.replace(PAGED, kept=8)),
     ],
 )
 def test_order_neighbours_tools_and_overlap_change_no_bit(cases, kind, config):
@@ -112,8 +112,8 @@ PAGES = dict(page=16, token_budget=12)
         ('forgetful', dict(slots=7), (1, 1, 1)),
         ('states', {}, (1, 2, 2)),
         ('windows', PAGES, (1, 1, 1)),
-        ('truncated', dict(kept=5), (1, 2, 2)),
-        ('truncated', PAGES | dict(slots=5, pages=6, kept=5), (1, 1, 1)),
+        ('truncated', dict(kept=8), (1, 2, 2)),
+        ('truncated', PAGES | dict(slots=5, pages=6, kept=8), (1, 1, 1)),
     ],
     ids=str,
 )
