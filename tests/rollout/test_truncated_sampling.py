@@ -82,7 +82,9 @@ def test_the_update_reads_the_ids_that_tokens_were_drawn_from(policy, config, to
 
     rows = [Row('r', rollout, 0.0, i, advantage=1.0) for i, rollout in enumerate(rollouts)]
     for context in (context for rollout in rollouts for context in rollout.contexts):
-        for position in np.flatnonzero(context.source == POLICY):
+        sampled = np.flatnonzero(context.source == POLICY)
+        np.testing.assert_array_equal(np.unique(context.kept[:, 0]), sampled)
+        for position in sampled:
             ids = context.kept[context.kept[:, 0] == position, 1]
             assert context.tokens[position] in ids
             assert len(ids) == top_k if top_p == 1 else len(ids) <= model.vocab_size
