@@ -62,6 +62,13 @@ def dspo_config():
     return config
 
 
+def truncated_config():
+    """The same with tokens that are drawn from a few ids, which travel with the surplus."""
+    config = dspo_config()
+    config.solver.update(top_p=0.9, top_k=20)
+    return config
+
+
 def scope_config():
     """A pool of tasks that is full after the first batch, and a judge."""
     config = small(scope.get_config('mini'))
@@ -117,6 +124,7 @@ RUNS = {
     'drzero': (lambda: with_pool(drzero.get_config('mini')), 4),
     'piplay': (piplay_config, 5),
     'dspo': (dspo_config, 3),
+    'truncated': (truncated_config, 3),
     'scope': (scope_config, 5),
     'ssp': (lambda: small(ssp.get_config('mini')), 3),
     'cross': (lambda: with_pool(cross.get_config('mini')), 5),

@@ -21,6 +21,7 @@ RUNS = {
     'piplay': 'teacher_lags',
     'ssp': 'other_baseline',
     'dspo': 'norms_decay',
+    'truncated': 'all_ids',
     'scope': 'kl_estimate',
     'ppo': 'denominator',
 }

@@ -84,7 +84,9 @@ def make_row(number):
         source = np.minimum(np.arange(length) // 4, 2).astype(np.int8)
         tokens = rng.integers(0, 99, length, np.int32)
         logp = np.where(source == 1, rng.random(length, np.float32), 0).astype(np.float32)
-        return Trajectory(tokens, source, logp, turns, 'eos', 'w', 1, (0, number, 0))
+        drawn = np.repeat(np.flatnonzero(source == 1), 2).astype(np.int32)
+        kept = np.stack([drawn, rng.integers(0, 99, len(drawn), np.int32)], 1)
+        return Trajectory(tokens, source, logp, turns, 'eos', 'w', 1, (0, number, 0), kept=kept)
     earlier = tuple(trajectory(9 + n) for n in range(number % 3))
     whole = dataclasses.replace(trajectory(10 + number, (Turn('said'),)), earlier=earlier)
     teacher_prompt = np.arange(3, dtype=np.int32) if number % 2 else None

@@ -488,9 +488,10 @@ def _result_settings(config: Config, run: RunContext) -> Mapping[str, Any]:
     judge = ''
     if _METRIC.value in _JUDGEMENTS:
         judge = f'{config.judge.kind} {config.judge.model} {config.judge.request}'.rstrip()
+    role = run.evaluation.roles[recipe_class(config.recipe).evaluated_role]
     temperature = _TEMPERATURE.value
     if temperature is None and _SAMPLES.value > 1:
-        temperature = run.evaluation.roles[recipe_class(config.recipe).evaluated_role].temperature
+        temperature = role.temperature
     settings = result_settings(
         config,
         policy=str(run.evaluation.model or run.folder),
@@ -502,6 +503,8 @@ def _result_settings(config: Config, run: RunContext) -> Mapping[str, Any]:
         judge=judge,
         temperature=temperature,
     )
+    if temperature and role.truncation != (1.0, 0):
+        settings['truncation'] = role.truncation
     return settings | {'answerer': _ANSWERER.value}
 
 

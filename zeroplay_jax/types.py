@@ -214,6 +214,8 @@ class Trajectory:
       after_failure: whether a tool failed in the context of another rollout that is the prompt of this one.
       experts: int8 or int16 [T, choices], the experts that computed every token (policy/experts.py), −1 where none is
         recorded; None of a dense model. Complete when the episodes have ended.
+      kept: int32 [N, 2], (position, id) of the ids that the tokens were drawn from (`config.<role>.top_p` and `top_k`),
+        in the order of positions. A token without any was drawn from all ids; None: all tokens were.
     """
 
     tokens: np.ndarray
@@ -231,6 +233,7 @@ class Trajectory:
     )
     after_failure: bool = False
     experts: np.ndarray | None = None
+    kept: np.ndarray | None = None
 
     def __post_init__(self):
         same_length = self.tokens.shape == self.source.shape == self.logp.shape

@@ -21,6 +21,7 @@ class Rollout:
       tokens: int64 [T].
       source: int64 [T], their authors.
       written: int64 [N], positions of those that the policy wrote.
+      kept: int64 [K, 2], (number of a written token, id) of the ids that it was drawn from; K = 0: of all ids.
       sampler_logp, old_logp: float64 [N], log-probs of sampler, and in the denominator of the ratio.
       advantage: float64 [N], computed here.
       old_values, returns: float64 [N], where there is a value network.
@@ -30,6 +31,7 @@ class Rollout:
     tokens: Tensor
     source: Tensor
     written: Tensor
+    kept: Tensor
     sampler_logp: Tensor
     old_logp: Tensor
     advantage: Tensor
@@ -56,7 +58,9 @@ def _rollout(record):
     tokens, source = (torch.tensor(context[name]) for name in ('tokens', 'source'))
     (written,) = torch.nonzero(source == POLICY, as_tuple=True)
     logp = torch.tensor(context['logp']).double()[written]
-    return Rollout(record, tokens, source, written, *[logp] * 5)
+    kept = torch.tensor(context.get('kept', []), dtype=torch.int64).reshape(-1, 2)
+    kept[:, 0] = torch.searchsorted(written, kept[:, 0].contiguous())
+    return Rollout(record, tokens, source, written, kept, *[logp] * 5)
 
 
 def read_lines(path: pathlib.Path) -> list[dict]:

@@ -76,9 +76,13 @@ class Policy:
         return output.last_hidden_state[0, written - 1]
 
     def scores(
-        self, weights: Weights, tokens: Tensor, written: Tensor, temperature: float
+        self, weights: Weights, tokens: Tensor, written: Tensor, kept: Tensor, temperature: float
     ) -> Tensor:
-        """Returns the log-probs of the whole vocabulary at these positions, [N, V]."""
+        """Returns the log-probs of the whole vocabulary at these positions, [N, V], within `kept` (`Rollout`)."""
         head = weights.get('lm_head.weight', weights['model.embed_tokens.weight'])
         logits = self.states(weights, tokens, written) @ head.T
+        if len(kept):
+            is_kept = torch.zeros(logits.shape, dtype=torch.bool)
+            is_kept[kept[:, 0], kept[:, 1]] = True
+            logits = logits.masked_fill(~is_kept, -1e30)
         return torch.log_softmax(logits / temperature, 1)

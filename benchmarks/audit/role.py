@@ -48,8 +48,13 @@ class Role:
         return {'updates': len(done), 'advantages': error, 'loss': loss, 'norm': norm}
 
     def _scores(self, weights, rollout):
+        return self._scores_of(weights, rollout, rollout.tokens, rollout.written)
+
+    def _scores_of(self, weights, rollout, tokens, written):
+        # With a mistake those of all ids.
+        kept = rollout.kept[: self._settings.get('most_kept')]
         temperature = self._settings['temperature']
-        return self._policy.scores(weights, rollout.tokens, rollout.written, temperature)
+        return self._policy.scores(weights, tokens, written, kept, temperature)
 
     @torch.no_grad()
     def _prepare(self, rollouts):
@@ -114,7 +119,7 @@ class Role:
         # With a mistake what the teacher says about the token before.
         written = written - settings.get('teacher_lag', 0)
         with torch.no_grad():
-            teacher = self._policy.scores(self._teacher, tokens, written, settings['temperature'])
+            teacher = self._scores_of(self._teacher, rollout, tokens, written)
         count, has_tail = settings['distill_top_k'], settings['distill_tail']
         return objectives.divergence(scores, teacher, count, has_tail).sum()
 

@@ -70,7 +70,7 @@ def test_samples_at_a_temperature_have_a_mean_and_its_deviation(tmp_path):
     for name, part in (('one', lines[:4]), ('two', lines[4:])):
         (tmp_path / f'{name}.jsonl').write_text('\n'.join(part))
     sets = f'--sets={tmp_path}/one.jsonl,{tmp_path}/two.jsonl'
-    flags = ('--samples=3', f'--out={tmp_path}/out.json')
+    flags = ('--samples=3', f'--out={tmp_path}/out.json', '--config.solver.top_k=20')
     done = evaluate(*SMALL, sets, *flags)
     assert done.returncode == 0, done.stderr[-2000:]
     *table, last = done.stdout.splitlines()
@@ -81,6 +81,7 @@ def test_samples_at_a_temperature_have_a_mean_and_its_deviation(tmp_path):
     written = json.loads((tmp_path / 'out.json').read_text())
     samples = [record['samples'] for record in written['sets']['one']['answered']]
     assert written['settings']['temperature'] == 1.0, 'that of the role'
+    assert written['settings']['truncation'] == [1.0, 20]
     assert [len(of) for of in samples] == [3] * 4
     assert figures['samples'] == pytest.approx(sum(map(sum, samples)) / 12, abs=1e-4)
     assert figures['score'] == sum(map(max, samples)) / 4 >= figures['samples']

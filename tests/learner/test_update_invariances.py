@@ -4,7 +4,17 @@ import dataclasses
 
 import pytest
 import tiny
-from updates import DISTILS, close, config_of, gradient, make_rows, other, taught_rows, thinking
+from updates import (
+    DISTILS,
+    close,
+    config_of,
+    gradient,
+    make_rows,
+    other,
+    taught_rows,
+    thinking,
+    truncated,
+)
 
 from zeroplay_jax.learner.batch import pack
 from zeroplay_jax.objectives.losses import POLICY_LOSSES
@@ -55,6 +65,15 @@ def taught(change):
     return make
 
 
+def truncated_to_ids(policy, folder):
+    """Tokens that were drawn from a few ids: entropy, teacher and policy are those of the ids."""
+    model, params = policy
+    rows = [truncated(row, model.vocab_size) for row in taught_rows(model)]
+    for number, row in enumerate(rows):
+        row.advantage = float(number - 2)
+    return policy, rows, DISTILS | dict(entropy_coef=0.1), dict(teacher=other(params))
+
+
 def adapted(policy, folder):
     model, params = policy
     adapter = other(adapters.init(params, LINEARS, 2, 0, 'r'))
@@ -78,6 +97,7 @@ MATRIX = [
     ('trained', trained_logits, [WITH_IDLE_DEVICES]),
     ('teacher', taught(dataclasses.replace), [LONGEST_FIRST]),
     ('contexts', taught(thinking), [ON_DEVICES]),
+    ('ids', truncated_to_ids, [ONE_BY_ONE, LONGEST_FIRST, ON_DEVICES]),
     ('adapters', adapted, [ON_DEVICES]),
     ('states', with_states, [ON_DEVICES]),
 ]

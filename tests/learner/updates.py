@@ -68,6 +68,18 @@ def thinking(row):
     return dataclasses.replace(row, trajectory=later)
 
 
+def truncated(row, vocabulary, seed=0):
+    """The row with a set of random ids for every sampled token, which is one of them."""
+    rng = np.random.default_rng(seed)
+    trajectory, pairs = row.trajectory, []
+    for position in np.flatnonzero(trajectory.source == POLICY):
+        ids = rng.permutation(vocabulary)[: rng.integers(0, 9)]
+        for token in {int(trajectory.tokens[position]), *ids.tolist()}:
+            pairs.append((position, token))
+    kept = np.array(pairs, np.int32)
+    return dataclasses.replace(row, trajectory=dataclasses.replace(trajectory, kept=kept))
+
+
 def batches_of(policy, count=9, micro_rows=4, tokens=50, mode='token'):
     rows = make_rows(policy[0], count)
     return pack(rows, micro_rows=micro_rows, tokens=tokens, mode=mode)

@@ -149,6 +149,7 @@ def same(a, b, tolerance=0.0):
         np.testing.assert_array_equal(x.tokens, y.tokens)
         np.testing.assert_array_equal(x.source, y.source)
         np.testing.assert_array_equal(x.experts, y.experts)
+        np.testing.assert_array_equal(x.kept, y.kept)
         assert x.finish == y.finish
         assert np.abs(x.logp - y.logp).max() <= tolerance
 

@@ -18,6 +18,7 @@ from zeroplay_jax.learner.batch import pack
 from zeroplay_jax.rollout.prompts import Prompt
 from zeroplay_jax.selfplay.context import Episodes, Role, RolloutContext
 from zeroplay_jax.selfplay.schedule import Phase, Step
+from zeroplay_jax.settings.rollouts import most_kept
 from zeroplay_jax.tools.search import SearchTool
 from zeroplay_jax.types import ENV, POLICY, PROMPT, Row, TaskDropped, UserError
 
@@ -28,13 +29,14 @@ LAYOUTS = {'slots': LONG, 'pages': PAGED}
 QUESTIONS = ('abc dea', 'hab', 'bad cab', 'gg ab de', 'face')
 
 
-def make_context(policy, config=LONG, env=None, **options):
+def make_context(policy, config=LONG, env=None, truncation=(1.0, 0), **options):
     """(context, its pool) of a role that plays whole rollouts, and of one that plays a turn at a time."""
+    config = dataclasses.replace(config, kept=most_kept(*truncation))
     scheduler, pool = make_scheduler(policy, config, **options)
     env = env or make_env(policy[0])
     one_turn = dataclasses.replace(env, limits=dataclasses.replace(env.limits, max_turns=1))
     roles = {
-        name: Role(name, 'policy', 'prompt', role_env)
+        name: Role(name, 'policy', 'prompt', role_env, truncation=truncation)
         for name, role_env in (('whole', env), ('short', one_turn))
     }
     return RolloutContext(scheduler, roles, {'prompt': Prompt('{question}')}), pool
@@ -58,14 +60,23 @@ async def in_parts(context, number):
     return trajectory
 
 
-@pytest.mark.parametrize('layout,forgets', [('slots', False), ('slots', True), ('pages', True)])
+@pytest.mark.parametrize(
+    'layout,forgets,truncation',
+    [
+        ('slots', False, ()),
+        ('slots', True, ()),
+        ('pages', True, ()),
+        ('slots', False, (0.95, 0)),
+        ('pages', True, (0.95, 0)),
+    ],
+)
 def test_a_rollout_that_stops_after_every_turn_and_goes_on_is_the_whole_one(
-    policy, layout, forgets
+    policy, layout, forgets, truncation
 ):
     env = make_env(policy[0])
     if forgets:
         env = Forgetful(**vars(env))
-    context, _ = make_context(policy, LAYOUTS[layout], env)
+    context, _ = make_context(policy, LAYOUTS[layout], env, truncation or (1.0, 0))
     numbers = range(len(QUESTIONS))
     expected = run(context, *(whole(context, number) for number in numbers))
     ours = run(context, *(in_parts(context, number) for number in numbers))
@@ -76,7 +87,9 @@ def test_a_rollout_that_stops_after_every_turn_and_goes_on_is_the_whole_one(
         assert one.turns == other.turns and one.starts == other.starts
         assert bool(one.earlier) == (forgets and len(one.turns) > 1)
     same(ours, expected, tolerance)
-    check_log_probs(policy, ours)
+    assert all((t.kept is not None) == bool(truncation) for t in ours)
+    if not truncation:
+        check_log_probs(policy, ours)
 
 
 @pytest.mark.parametrize('layout', LAYOUTS)

@@ -34,7 +34,10 @@ KINDS = {
     'forgetful states': (tiny.DELTA, True),
     'windows': (GEMMA, False),
     'experts': (EXPERTS, False),
+    'truncated': ({}, True),
 }
+# Tokens of the last kind are drawn from at most eight ids.
+KEPT = dataclasses.replace(CONFIG, kept=8)
 USED = dataclasses.replace(CONFIG, attention='used')
 
 
@@ -53,9 +56,14 @@ class Cases:
 
     def requests(self, kind, search=echo):
         env = make_env(self.policy(kind)[0], search)
-        return requests(Forgetful(**vars(env)) if KINDS[kind][1] else env)
+        asked = requests(Forgetful(**vars(env)) if KINDS[kind][1] else env)
+        if kind == 'truncated':
+            asked = [dataclasses.replace(request, truncation=(0.8, 8)) for request in asked]
+        return asked
 
-    def expected(self, kind, config=CONFIG):
+    def expected(self, kind, config=None):
+        if config is None:
+            config = KEPT if kind == 'truncated' else CONFIG
         if (kind, config) not in self.played:
             rollouts = run(self.policy(kind), self.requests(kind), config)
             assert sum(t.valid_calls for t in rollouts) >= 4
@@ -78,6 +86,8 @@ def cases(tmp_path_factory):
         ('forgetful', CONFIG),
         ('forgetful states', CONFIG),
         ('experts', CONFIG),
+        ('truncated', KEPT),
+        ('truncated', dataclasses.replace(PAGED, kept=8)),
     ],
 )
 def test_order_neighbours_tools_and_overlap_change_no_bit(cases, kind, config):
@@ -102,6 +112,8 @@ PAGES = dict(page=16, token_budget=12)
         ('forgetful', dict(slots=7), (1, 1, 1)),
         ('states', {}, (1, 2, 2)),
         ('windows', PAGES, (1, 1, 1)),
+        ('truncated', dict(kept=8), (1, 2, 2)),
+        ('truncated', PAGES | dict(slots=5, pages=6, kept=8), (1, 1, 1)),
     ],
     ids=str,
 )

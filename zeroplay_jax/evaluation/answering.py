@@ -523,8 +523,8 @@ def result_settings(
       policy: the checkpoint folder; the run that exported it is a setting, too.
       retrieval: description of the searched corpus (`Library.about`).
       template: what was chosen for the chat template (`role_environment.template_record`); left out if nothing was.
-      measured: metric, samples, limit, judge ('' for a metric without one) and temperature, which is left out if it is
-        None or 0.
+      measured: metric, samples, limit, judge ('' for a metric without one), temperature, which is left out if it is
+        None or 0, and the truncation of the role if there is one.
     """
     # With search alone only the syntax is written, so that results of versions without other tools stay comparable.
     tools = syntax_for(config).name

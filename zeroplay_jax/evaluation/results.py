@@ -31,6 +31,7 @@ SETTINGS = {
     'metric': '--metric',
     'samples': '--samples',
     'temperature': '--temperature',
+    'truncation': '--config.<role>.top_p and top_k',
     'limit': '--limit',
     'judge': '--config.judge',
     'tools': '--config.tools',

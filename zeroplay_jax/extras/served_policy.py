@@ -153,6 +153,9 @@ class ServedModel:
         """
         env = request.env
         body = request_fields(self._request, request.temperature, min(env.limits.turn_tokens, left))
+        for name, value, off in zip(('top_p', 'top_k'), request.truncation, (1, 0)):
+            if value != off:
+                body.setdefault(name, value)
         if env.tools:
             body['tools'] = env.schemas
             if is_last:

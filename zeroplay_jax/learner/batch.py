@@ -58,6 +58,7 @@ class Batch:
       means: name → float32, the mean over the batch of the optimiser step at every token, where the loss declares any.
       experts: [B, L, choices], experts that compute the token (`Trajectory.experts`); None: those that the routers
         choose, as for references, teachers and value networks.
+      kept: int32 [B, L, ids], sets that the tokens were drawn from, as of `head.within`; None: from all ids.
     """
 
     tokens: np.ndarray
@@ -72,6 +73,7 @@ class Batch:
     rollout: Any = None
     means: dict[str, np.ndarray] | None = None
     experts: np.ndarray | None = None
+    kept: np.ndarray | None = None
 
     def for_devices(self) -> Batch:
         """Returns the batch without `rollout`, which is not copied to devices."""
@@ -79,7 +81,11 @@ class Batch:
 
     @classmethod
     def blank(
-        cls, shape: tuple[int, int], teacher_tokens: int = 0, choices: np.ndarray | None = None
+        cls,
+        shape: tuple[int, int],
+        teacher_tokens: int = 0,
+        choices: np.ndarray | None = None,
+        kept: int = 0,
     ) -> Batch:
         """Returns a batch of zeros, to be filled in place.
 
@@ -87,6 +93,7 @@ class Batch:
           shape: (B, L).
           teacher_tokens: M, tokens of a row of the teacher's batch; 0: without a teacher's batch.
           choices: record of an empty place; None: of a dense model.
+          kept: most ids that a token was drawn from; 0: from all.
         """
         rows, tokens = shape
 
@@ -117,6 +124,7 @@ class Batch:
             teacher=teacher,
             rollout=np.full(shape, -1, np.int32),
             experts=None if choices is None else np.tile(choices, (*shape, 1)),
+            kept=np.full((*shape, kept), -1, np.int32) if kept else None,
         )
 
 
@@ -170,6 +178,7 @@ def pack(
     teacher_tokens: int = 0,
     teacher_total: float | int | None = None,
     order: str = 'arrival',
+    kept: int = 0,
 ) -> list[Batch]:
     """Packs trajectories by first fit into rows, and rows into micro-batches.
 
@@ -187,6 +196,7 @@ def pack(
       teacher_total: number of distilled tokens of the whole optimiser step, the denominator of the divergence.
       order: 'arrival', or 'longest_first', which fills rows better (Johnson 1973, first-fit decreasing); trajectories
         of equal length stay in the order of `rows`.
+      kept: as of `Batch.blank`; more if a trajectory has more.
 
     Returns:
       Micro-batches of B rows each; the last is filled up with empty rows.
@@ -198,7 +208,8 @@ def pack(
     if order == 'longest_first':
         contexts.sort(key=lambda each: len(each.trajectory.tokens), reverse=True)
     places = _first_fit(contexts, tokens, teacher_tokens)
-    whole, sequence = _written(contexts, places, micro_rows, tokens, teacher_tokens)
+    kept = max([kept, *map(_most_kept, contexts)])
+    whole, sequence = _written(contexts, places, micro_rows, tokens, teacher_tokens, kept)
     # Weights are computed before the cut into micro-batches: their denominator is that of the whole optimiser step.
     whole.weight[:] = aggregation.token_weights(whole.mask, sequence, mode, total)
     if whole.teacher is not None:
@@ -243,6 +254,7 @@ def _written(
     micro_rows: int,
     tokens: int,
     teacher_tokens: int,
+    kept: int,
 ) -> tuple[Batch, np.ndarray]:
     """Writes contexts into their places.
 
@@ -257,7 +269,7 @@ def _written(
     records = [context.trajectory.experts for context in contexts]
     known = next((record for record in records if record is not None), None)
     choices = None if known is None else np.full_like(known[0], NOT_RECORDED)
-    whole = Batch.blank(shape, teacher_tokens, choices)
+    whole = Batch.blank(shape, teacher_tokens, choices, kept)
 
     # Segments are labelled per row; the weights need labels that are unique in the whole batch.
     sequence = np.full(shape, -1, np.int32)
@@ -279,9 +291,19 @@ def _written(
         whole.advantage[span] = context.advantage
         if whole.experts is not None and trajectory.experts is not None:
             whole.experts[span] = trajectory.experts
+        if whole.kept is not None and trajectory.kept is not None:
+            position, ids = trajectory.kept.T
+            number = np.arange(len(ids)) - np.searchsorted(position, position)
+            whole.kept[place.packed_row, place.start + position, number] = ids
         if whole.teacher is not None and context.row.teacher_prompt is not None:
             _write_teacher_view(whole.teacher, context, context.row.teacher_prompt, place)
     return whole, sequence
+
+
+def _most_kept(context: _Context) -> int:
+    """Returns the most ids that a token of a context was drawn from; 0: from all."""
+    kept = context.trajectory.kept
+    return 0 if kept is None else int(np.bincount(kept[:, 0]).max(initial=0))
 
 
 def _first_fit(contexts: Sequence[_Context], tokens: int, teacher_tokens: int) -> list[_Place]:

@@ -28,6 +28,7 @@ from zeroplay_jax.objectives import distillation
 from zeroplay_jax.objectives.types import Stats
 from zeroplay_jax.policy import adapters, experts, sharding
 from zeroplay_jax.policy.transformer import ModelConfig, Params
+from zeroplay_jax.settings.rollouts import most_kept
 from zeroplay_jax.types import UserError
 
 
@@ -230,7 +231,8 @@ class Learner(Trained):
         if config.distills:
             teacher_tokens = self.teacher_tokens
         choices = experts.blank_choices(self.model.experts, self.model.layers)
-        batch = Batch.blank(self.micro_shape, teacher_tokens, choices)
+        kept = most_kept(config.top_p, config.top_k)
+        batch = Batch.blank(self.micro_shape, teacher_tokens, choices, kept)
         return with_blank_means(config.policy_loss, batch)
 
     @property

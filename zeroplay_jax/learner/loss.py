@@ -37,6 +37,8 @@ class LossConfig:
     tis_cap: float
     tis_level: str
     temperature: float
+    top_p: float
+    top_k: int
     distill_top_k: int
     distill_kind: str
     distill_tail: bool
@@ -103,7 +105,8 @@ def loss(
     states = transformer.hidden(
         model, params, batch.tokens, batch.positions, batch.segment, batch.experts
     )
-    predicted = {'tokens': batch.tokens[:, 1:]}
+    of_tokens = {'tokens': batch.tokens, 'kept': batch.kept}
+    predicted = jax.tree.map(lambda x: x[:, 1:], of_tokens)
     teacher_matrices: Params = {}
     teacher_weight = None
     if config.distills and batch.teacher is not None:
@@ -113,7 +116,11 @@ def loss(
         predicted['teacher_states'] = teacher_states[:, :-1]
         teacher_matrices = head.frozen_matrices(model, teacher_params, states.dtype)
         teacher_weight = batch.teacher.weight
-    labels = (dataclasses.replace(batch, teacher=None, experts=None), ref_logp, teacher_weight)
+    labels = (
+        dataclasses.replace(batch, teacher=None, experts=None, kept=None),
+        ref_logp,
+        teacher_weight,
+    )
     total_loss, stats = head.reduced_scores(
         functools.partial(_scores, model, config),
         functools.partial(_terms, config),
@@ -227,9 +234,11 @@ def _scores(model, config, matrices, states, shared, predicted):
       matrices: of the head.
       states: [tokens, hidden_size], of the tokens before the predicted ones.
       shared: (matrices of the teacher's head, distill_coef), of which the first are read where there is a teacher.
-      predicted: {'tokens': ids, 'teacher_states': where there is a teacher}.
+      predicted: {'tokens': ids, 'kept': as of `head.within`, 'teacher_states': where there is a teacher}.
     """
+    kept = predicted['kept']
     chunk_logits = head.logits(model, matrices, states) / config.temperature
+    chunk_logits = head.within(chunk_logits, kept)
     logp, entropy = head.logp_and_entropy(
         chunk_logits, predicted['tokens'], config.entropy_coef > 0
     )
@@ -238,7 +247,7 @@ def _scores(model, config, matrices, states, shared, predicted):
     teacher_logits = head.logits(model, shared[0], predicted['teacher_states'])
     divergence, statistics = distillation.topk_tail_divergence(
         chunk_logits,
-        teacher_logits / config.temperature,
+        head.within(teacher_logits / config.temperature, kept),
         k=config.distill_top_k,
         kind=config.distill_kind,
         tail=config.distill_tail,

@@ -223,6 +223,7 @@ def score(model, temperature, weights, batch, base=None):
         temperature,
         wanted=wanted_tokens(model, batch),
         record=batch.experts,
+        kept=batch.kept,
     )
     return logp
 

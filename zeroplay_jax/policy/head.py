@@ -26,6 +26,9 @@ from zeroplay_jax.policy import adapters, attention, sharding
 from zeroplay_jax.policy.attention import AnyArray
 from zeroplay_jax.policy.decoder import ModelConfig, Params, cast_matrices
 
+# Logit of a token that is not drawn. Finite, because the entropy multiplies it by its probability, 0.
+_EXCLUDED = -1e30
+
 
 @dataclasses.dataclass(frozen=True)
 class Head:
@@ -74,6 +77,25 @@ def logits(
         return attention.product('nd,vd->nv', hidden_states, embedding)
     matrix = matrices['head'].astype(hidden_states.dtype)
     return attention.product('nd,dv->nv', hidden_states, matrix)
+
+
+def within(
+    token_logits: Float[Array, 'tokens vocab'], kept: Int[AnyArray, 'tokens ids'] | None
+) -> Float[Array, 'tokens vocab']:
+    """Returns logits whose softmax is 0 outside of the sets that tokens are drawn from.
+
+    Args:
+      token_logits: of the whole vocabulary.
+      kept: ids of every set, -1 beyond its end; a set without any has all ids. None: all sets have.
+    """
+    if kept is None:
+        return token_logits
+    tokens, vocabulary = token_logits.shape
+    # Negative indices would count from the end; one beyond it is dropped.
+    ids = jnp.where(kept < 0, vocabulary, kept)
+    is_kept = jnp.zeros(token_logits.shape, bool)
+    is_kept = is_kept.at[jnp.arange(tokens)[:, None], ids].set(True, mode='drop')
+    return jnp.where(is_kept | (kept[:, :1] < 0), token_logits, _EXCLUDED)
 
 
 def logp_and_entropy(

@@ -302,6 +302,7 @@ def score(
     temperature: float = 1.0,
     wanted: Bool[AnyArray, 'batch length'] | None = None,
     record: PackedRecord | None = None,
+    kept: Int[AnyArray, 'batch length ids'] | None = None,
 ) -> tuple[PerToken, PerToken]:
     """Returns the log-probability of every token and the entropy of the distribution that predicts it.
 
@@ -314,6 +315,7 @@ def score(
       temperature: divides the logits, as in the sampler.
       wanted: True at tokens whose values are needed. The others are 0, and no logits are computed for them. None: all.
       record: as of `hidden`.
+      kept: sets that the tokens are drawn from, as of `head.within`.
 
     Returns:
       (log-probabilities, entropy in nats), float32 [batch, length]; index t belongs to token t, predicted from token
@@ -322,8 +324,10 @@ def score(
     """
     states = hidden(config, params, tokens, positions, segment, record)
 
-    def score_chunk(matrices, chunk_states, _, chunk_tokens):
+    def score_chunk(matrices, chunk_states, _, predicted):
+        chunk_tokens, chunk_kept = predicted
         chunk_logits = logits(config, matrices, chunk_states) / temperature
+        chunk_logits = head.within(chunk_logits, chunk_kept)
         return head.logp_and_entropy(chunk_logits, chunk_tokens, train_entropy=True)
 
     scores = head.map_tokens(
@@ -331,7 +335,7 @@ def score(
         head.head_of(config, params, states.dtype),
         states[:, :-1],
         (),
-        tokens[:, 1:],
+        jax.tree.map(lambda x: x[:, 1:], (tokens, kept)),
         None if wanted is None else wanted[:, 1:],
     )
     return head.at_predicted(scores)

@@ -78,6 +78,7 @@ def _in_new_context(
         earlier=earlier,
         starts=starts,
         experts=None,
+        kept=None,
     )
 
 
@@ -160,6 +161,7 @@ def as_prompt(rollout: Trajectory) -> Trajectory:
         turns=(),
         earlier=(),
         starts=(),
+        kept=None,
         tool_states=(rollout.tool_states[max(present, default=-1) + 1],),
         after_failure=dataclasses.replace(rollout, turns=turns).has_tool_failure,
     )

@@ -33,6 +33,7 @@ class Request:
       env: tools and limits.
       samples: number of rollouts.
       temperature: 0 is greedy decoding.
+      truncation: (top_p, top_k) as of `config.<role>`, which greedy decoding does not read.
       version: version of the weights that all samples are drawn from; NEWEST: the newest when the request is made.
       owner: the episodes that made the request, as given to `Scheduler.start`; None for others.
       before: the rollout so far that every sample goes on from (rollout/continuing.py); None: there is none. Limits
@@ -45,6 +46,7 @@ class Request:
     env: Environment
     samples: int = 1
     temperature: float = 1.0
+    truncation: tuple[float, int] = (1.0, 0)
     version: int = NEWEST
     owner: object = None
     before: Trajectory | None = None
@@ -106,6 +108,7 @@ class Rollout:
       earlier: trajectories of the contexts before the current one, see `end_context`.
       tool_states: as of `Trajectory`.
       experts: record of its tokens when its pages were given away; as of `Trajectory`.
+      kept: parts of `Trajectory.kept`.
     """
 
     def __init__(self, prefix: Prefix, sample: int, future: asyncio.Future):
@@ -122,6 +125,7 @@ class Rollout:
         self.starts: list[int] = []
         self.earlier: list[Trajectory] = []
         self.experts: np.ndarray | None = None
+        self.kept: list[np.ndarray] = []
         self.tool_states: list[dict[str, Any]] = [{}]
         before = self.request.before
         if before is not None:
@@ -147,6 +151,8 @@ class Rollout:
         if before is not None:
             self.source = before.source.tolist()
             self.logp = before.logp.tolist()
+            if before.kept is not None:
+                self.kept = [before.kept]
         self.expect_turn()
 
     def expect_turn(self) -> None:
@@ -208,6 +214,7 @@ class Rollout:
         self.tokens = self.tokens[:start] + retained
         self.source = prefix_source + [PROMPT] * len(retained)
         self.logp = [0.0] * len(self.tokens)
+        self.kept = []
 
     def trajectory(self, finish: str, experts: np.ndarray | None) -> Trajectory:
         """Returns the record of the current context alone, without turns; arguments as of `Trajectory`."""
@@ -221,4 +228,5 @@ class Rollout:
             version=self.request.version,
             identity=self.identity,
             experts=experts,
+            kept=np.concatenate(self.kept) if self.kept else None,
         )

@@ -174,17 +174,16 @@ def _decode(
     included: Bool[Array, ' slots'] | None = None,
     adapter: Int[Array, ' slots'] | None = None,
     ends: Int[Array, 'slots ends'] | None = None,
+    truncation: Float[Array, 'slots 2'] | None = None,
 ) -> tuple[SlotState, DecodeChunk]:
     """Decodes up to `burst` tokens of every DECODE slot below its limit; ends early when no slot can continue.
 
     Args:
-      model, config: static shapes.
-      params: weights.
-      state: the slots.
+      model, config, params, state: static shapes, weights, and the slots.
       table, age: None.
       included: slots that this call serves; None: all. The others are left as they are.
       adapter: adapter of every slot (policy/adapters.py); None: the only one, if the weights have adapters.
-      ends: further tokens that end a turn of every slot, as of `Sampler`; None: those of the config only.
+      ends, truncation: of every slot, as of `Sampler`; None: there are none.
     """
     slots = jnp.arange(config.slots, dtype=jnp.int32)
     ends = slot_state.end_tokens(config, ends)
@@ -216,7 +215,9 @@ def _decode(
             model, params, last_token, first_position, step, cache, buffer, decoding, adapter, live
         )
         next_logits = transformer.logits(model, params, hidden)
-        token, logp = slot_state.sample(next_logits, state.temperature, state.key, state.length)
+        token, logp, kept = slot_state.draw(
+            config.kept, next_logits, state.temperature, state.key, state.length, truncation
+        )
         write_position = jnp.where(live, state.length, out_of_range)
         is_end_token = jnp.any(token[:, None] == ends, -1)
         at_end_token = live & is_end_token
@@ -224,6 +225,7 @@ def _decode(
             tokens=chunk.tokens.at[:, step].set(jnp.where(live, token, 0)),
             logp=chunk.logp.at[:, step].set(jnp.where(live, logp, 0.0)),
             count=chunk.count + live,
+            kept=None if kept is None else chunk.kept.at[:, step].set(kept),
         )
         # The end token is part of the rollout, as in the chat template. Stop strings of several tokens are matched by
         # the host, which has the bytes of the tokens.
@@ -373,7 +375,8 @@ def programs(model: ModelConfig, config: SamplerConfig, mesh: Mesh) -> dict:
     # because to gather them would be a collective.
     chunk_layout = sharding.replicated(mesh) if shards == 1 else sharding.rows(mesh)
     cached_layout = chunk_layout if config.is_paged else None
-    chunk = DecodeChunk(chunk_layout, chunk_layout, chunk_layout, cached_layout)
+    kept_layout = chunk_layout if config.kept else None
+    chunk = DecodeChunk(chunk_layout, chunk_layout, chunk_layout, cached_layout, kept=kept_layout)
 
     def state_update(function, has_params=False, out_shardings=layout):
         # The state is donated: with two copies of the cache only half as many slots would fit into memory.
@@ -501,6 +504,7 @@ class Sampler:
         pages shorter than a slot older turns are served first.
       ends: int32 [slots, MOST_ENDS], tokens with which a turn of every slot ends besides those of the config, then
         NO_TOKEN; the owner may set it. A slot that has ended takes no more of a decode call.
+      truncation: float32 [slots, 2], as of `slot_state.draw`, which the owner sets; None where `config.kept` is 0.
     """
 
     def __init__(self, model: ModelConfig, config: SamplerConfig, mesh: Mesh):
@@ -515,6 +519,7 @@ class Sampler:
         self.table: np.ndarray | None = None
         self.age = np.zeros(config.slots, np.int32)
         self.ends = np.full((config.slots, MOST_ENDS), NO_TOKEN, np.int32)
+        self.truncation = np.zeros((config.slots, 2), np.float32) if config.kept else None
         if config.is_paged:
             self.table = np.zeros((config.slots, config.pages_per_slot), np.int32)
         # The first `put` allocates it, so a sampler that never runs takes no device memory.
@@ -617,7 +622,14 @@ class Sampler:
         """
         age = self.age.copy() if self.config.is_paged else None
         self.state, chunk = self.programs['decode'](
-            params, self.state, self._page_table(), age, included, adapter, self.ends.copy()
+            params,
+            self.state,
+            self._page_table(),
+            age,
+            included,
+            adapter,
+            self.ends.copy(),
+            jax.tree.map(np.copy, self.truncation),
         )
         return chunk
 

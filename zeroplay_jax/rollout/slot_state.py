@@ -14,8 +14,56 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt32
 
-from zeroplay_jax.policy import experts, paged_attention, transformer
+from zeroplay_jax.policy import experts, head, paged_attention, transformer
 from zeroplay_jax.settings.rollouts import SamplerConfig
+
+
+def draw(
+    most: int,
+    logits: Float[Array, 'draws vocab'],
+    temperature: Float[Array, ' draws'],
+    key: UInt32[Array, 'draws 2'],
+    position: Int[Array, ' draws'],
+    truncation: Float[Array, 'draws 2'] | None,
+) -> tuple[Int[Array, ' draws'], Float[Array, ' draws'], Int[Array, 'draws ids'] | None]:
+    """Draws as `sample` does, from the likeliest ids only; returns also these (`kept_ids`), None without truncation.
+
+    Args:
+      most: ids that are kept at most.
+      logits, temperature, key, position: as of `sample`.
+      truncation: (top_p, top_k) of every draw; 1 and 0 keep all ids. None: all draws do.
+    """
+    kept = None
+    if truncation is not None:
+        kept = kept_ids(most, logits, temperature, truncation)
+    return *sample(head.within(logits, kept), temperature, key, position), kept
+
+
+def kept_ids(
+    most: int,
+    logits: Float[Array, 'draws vocab'],
+    temperature: Float[Array, ' draws'],
+    truncation: Float[Array, 'draws 2'],
+) -> Int[Array, 'draws ids']:
+    """Returns the ids that tokens are drawn from, likeliest first, then -1; none of a draw that keeps all ids.
+
+    As in Hugging Face and vLLM, logits are divided by the temperature first. Then the top_k likeliest ids are kept, and
+    of these the fewest whose probabilities among them add up to top_p; of equally likely ids those with lower numbers.
+    Arguments as of `draw`. At temperature 0 nothing is left out.
+    """
+    top_p, top_k = truncation.T[..., None]
+    is_truncated = (temperature[:, None] > 0) & ((top_p < 1) | (top_k > 0))
+    scaled_logits = logits / jnp.where(temperature > 0, temperature, 1.0)[:, None]
+    likeliest, ids = jax.lax.top_k(scaled_logits, min(most, logits.shape[1]))
+    is_kept = (jnp.arange(ids.shape[1]) < top_k) | (top_k == 0)
+    of_top_k = jax.nn.logsumexp(jnp.where(is_kept, likeliest, -jnp.inf), -1, keepdims=True)
+    of_all = jax.nn.logsumexp(scaled_logits, -1, keepdims=True)
+    probs = jnp.exp(likeliest - jnp.where(top_k > 0, of_top_k, of_all))
+    likelier = jnp.cumsum(probs, -1) - probs
+    # With top_p = 1 rounding may not leave out the last ids.
+    is_kept &= (likelier < top_p) | (top_p == 1)
+    ids = jnp.where(is_kept & is_truncated, ids, -1)
+    return jnp.pad(ids, ((0, 0), (0, most - ids.shape[1])), constant_values=-1)
 
 
 def sample(
@@ -109,6 +157,7 @@ class DecodeChunk:
       count: int32, sampled tokens of the slot.
       cached: int32, positions whose keys and values are valid; None over pages as long as a slot.
       generation: `Placement.generation` when the call started, which the host adds; None on the device.
+      kept: int32, sets that the tokens were drawn from (`kept_ids`), undefined beyond `count`; None: from all ids.
     """
 
     tokens: Int[Array, 'slots burst']
@@ -116,6 +165,7 @@ class DecodeChunk:
     count: Int[Array, ' slots']
     cached: Int[Array, ' slots'] | None = None
     generation: Int[Array, ' slots'] | None = None
+    kept: Int[Array, 'slots burst ids'] | None = None
 
 
 def empty_state(
@@ -155,6 +205,7 @@ def empty_chunk(config: SamplerConfig) -> DecodeChunk:
         tokens=jnp.zeros(shape, jnp.int32),
         logp=jnp.zeros(shape, jnp.float32),
         count=jnp.zeros((config.slots,), jnp.int32),
+        kept=jnp.zeros((*shape, config.kept), jnp.int32) if config.kept else None,
     )
 
 

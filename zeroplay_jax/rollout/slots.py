@@ -137,7 +137,7 @@ class SlotPool:
         first_uncached = max(start - 1, 0)
         prefill_tokens = len(rollout.tokens) - 1 - first_uncached
         rollout.chunks_left = math.ceil(prefill_tokens / self.sampler.config.chunk)
-        self._set_ends(rollout)
+        self._set_slot(rollout)
         return SlotPut(
             slot=rollout.slot,
             tokens=np.asarray(rollout.tokens[start:], np.int32),
@@ -147,13 +147,15 @@ class SlotPool:
             key=self._noise_key(rollout),
         )
 
-    def _set_ends(self, rollout: Rollout) -> None:
-        """Tells the sampler the tokens with which a turn of the rollout in a slot ends."""
+    def _set_slot(self, rollout: Rollout) -> None:
+        """Tells the sampler the tokens with which a turn of a rollout ends, and which ids it draws from."""
         env = rollout.env
         ids = end_ids(env.codec, env.stops)[:MOST_ENDS]
         ends = self.sampler.ends[rollout.slot]
         ends[:] = NO_TOKEN
         ends[: len(ids)] = ids
+        if self.sampler.truncation is not None:
+            self.sampler.truncation[rollout.slot] = rollout.request.truncation
 
     def _noise_key(self, rollout: Rollout) -> np.ndarray:
         """Returns the key of the sampling noise in the rollout's current context."""
@@ -184,7 +186,7 @@ class SlotPool:
         self.placement.close_served()
 
     def _clone_of(self, sibling: Rollout, source: int) -> SlotClone:
-        self._set_ends(sibling)
+        self._set_slot(sibling)
         return SlotClone(
             slot=sibling.slot,
             source=source,
@@ -307,14 +309,14 @@ class SlotPool:
             logp = chunk.logp[slot, :sampled]
             match = rollout.matcher.push(tokens)
             if match is None:
-                self._append_sampled(rollout, tokens, logp)
+                self._append_sampled(rollout, tokens, logp, chunk)
                 self._end_turn_without_stop(rollout)
                 continue
             # Tokens after the stop string are discarded; the device rewinds below.
             turn_tokens, text = match
             earlier_tokens = len(rollout.tokens) - rollout.turn_start
             new_tokens = turn_tokens - earlier_tokens
-            self._append_sampled(rollout, tokens[:new_tokens], logp[:new_tokens])
+            self._append_sampled(rollout, tokens[:new_tokens], logp[:new_tokens], chunk)
             rewound_slots.append(slot)
             rewound_lengths.append(len(rollout.tokens))
             self.placement.release_turn(rollout)
@@ -344,8 +346,14 @@ class SlotPool:
         rollout: Rollout,
         tokens: Int[np.ndarray, ' tokens'],
         logp: Float[np.ndarray, ' tokens'],
+        chunk: DecodeChunk,
     ) -> None:
-        """Adds sampled tokens to the rollout, and passes them to `on_tokens`."""
+        """Adds sampled tokens, the first of a chunk, to the rollout, and passes them to `on_tokens`."""
+        if chunk.kept is not None:
+            kept = chunk.kept[rollout.slot, : len(tokens)]
+            number, place = np.nonzero(kept >= 0)
+            record = np.stack([len(rollout.tokens) + number, kept[number, place]], 1)
+            rollout.kept.append(record.astype(np.int32))
         ids = tokens.tolist()
         rollout.append(ids, POLICY, logp.tolist())
         if self.on_tokens:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from zeroplay_jax.policy import paged_attention, ragged_attention, transformer
 from zeroplay_jax.policy.transformer import ModelConfig, Params
@@ -176,13 +177,15 @@ def next_tokens(
     adapter: Int[Array, ' slots'] | None,
     tokens: int,
     has_chunks: bool,
+    truncation: Float[Array, 'slots 2'] | None,
     state: SlotState,
     fed: _Fed,
 ):
-    """Returns (token, log-prob, cache) of a step of `tokens` tokens; tokens of slots that do not sample are garbage.
+    """Returns ((token, log-prob, kept), cache) of a step of `tokens` tokens; garbage where a slot does not sample.
 
     Args:
       has_chunks: whether the step may prefill.
+      truncation: as of `slot_state.draw`, which returns `kept`.
     """
     # The first token of a slot that decodes is its last one, too.
     first_position = jnp.where(fed.single, state.length - 1, state.cached)
@@ -203,12 +206,19 @@ def next_tokens(
         hidden = hidden[step.last]
         slot = jnp.arange(config.slots)
     next_token_logits = transformer.logits(model, params, hidden)
-    token, logp = slot_state.sample(
-        next_token_logits, state.temperature[slot], state.key[slot], state.length[slot]
+    if truncation is not None:
+        truncation = truncation[slot]
+    drawn = slot_state.draw(
+        config.kept,
+        next_token_logits,
+        state.temperature[slot],
+        state.key[slot],
+        state.length[slot],
+        truncation,
     )
     if tokens < config.slots:
-        token, logp = token[step.last], logp[step.last]
-    return token, logp, cache
+        drawn = jax.tree.map(operator.itemgetter(step.last), drawn)
+    return drawn, cache
 
 
 def decode(
@@ -222,6 +232,7 @@ def decode(
     included: Bool[Array, ' slots'] | None = None,
     adapter: Int[Array, ' slots'] | None = None,
     ends: Int[Array, 'slots ends'] | None = None,
+    truncation: Float[Array, 'slots 2'] | None = None,
 ) -> tuple[SlotState, DecodeChunk]:
     """Runs up to `burst` steps; ends early when no slot has tokens.
 
@@ -234,11 +245,14 @@ def decode(
       included: slots that this call serves; None: all. The others are left as they are.
       adapter: adapter of every slot (policy/adapters.py); None: the only one, if the weights have adapters.
       ends: further tokens that end a turn of every slot, as of `Sampler`; None: those of the config only.
+      truncation: as of `slot_state.draw`.
     """
     compute = functools.partial(next_tokens, model, config, mesh, params, table, adapter)
     # Steps of fewer tokens that cannot prefill, and the whole step.
-    buckets = [functools.partial(compute, tokens, False) for tokens in config.decode_buckets]
-    whole_step = functools.partial(compute, config.token_budget, True)
+    buckets = [
+        functools.partial(compute, tokens, False, truncation) for tokens in config.decode_buckets
+    ]
+    whole_step = functools.partial(compute, config.token_budget, True, truncation)
     return run_steps(config, (*buckets, whole_step), state, table, age, included, ends)
 
 
@@ -273,13 +287,14 @@ def run_steps(
         # The first bucket that is large enough; with chunks the whole step.
         is_too_small = (sizes < jnp.sum(fed.single)) | jnp.any(fed.chunk > 0)
         branch = jnp.sum(is_too_small, dtype=jnp.int32)
-        token, logp, cache = jax.lax.switch(branch, branches, state, fed)
+        (token, logp, kept), cache = jax.lax.switch(branch, branches, state, fed)
         # Slots that do not sample get an index out of range, which mode='drop' ignores.
         chunk_index = jnp.where(fed.samples, chunk.count, config.burst)
         chunk = DecodeChunk(
             tokens=chunk.tokens.at[slots, chunk_index].set(token, mode='drop'),
             logp=chunk.logp.at[slots, chunk_index].set(logp, mode='drop'),
             count=chunk.count + fed.samples,
+            kept=None if kept is None else chunk.kept.at[slots, chunk_index].set(kept, mode='drop'),
         )
         page, index = locate(config, table, slots, state.length)
         page = jnp.where(fed.samples, page, config.page_count)

@@ -59,7 +59,7 @@ from zeroplay_jax.settings.kinds import (
     refuse,
     warn,
 )
-from zeroplay_jax.settings.rollouts import SamplerConfig
+from zeroplay_jax.settings.rollouts import SamplerConfig, most_kept
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.tools.base import Tool
 from zeroplay_jax.tools.registry import build_tools
@@ -363,9 +363,13 @@ def rollout_context(
     model = None
     if is_server(config.policy.path):
         model = load_extra('served_policy').ServedModel(config)
-    sampler_config = SamplerConfig(**dict(config.sampler), eos=opened.codec.eos_ids)
-    sampler_mesh = sharding.local_mesh(opened.mesh)
     roles: dict[str, Role] = {}
+    for specification in specifications:
+        role = _role(config, specification, opened.codec, tools, weights)
+        roles[role.name] = role
+    kept = max((most_kept(*role.truncation) for role in roles.values()), default=0)
+    sampler_config = SamplerConfig(**dict(config.sampler), eos=opened.codec.eos_ids, kept=kept)
+    sampler_mesh = sharding.local_mesh(opened.mesh)
     pools: dict[str, SlotPool] = {}
 
     def make_pool() -> SlotPool:
@@ -375,9 +379,7 @@ def rollout_context(
     store_type = AdapterStore if uses_adapters else WeightStore
     capacity = versions_in_use(config, weights)
     shared_pool = make_pool() if uses_adapters else None
-    for specification in specifications:
-        role = _role(config, specification, opened.codec, tools, weights)
-        roles[role.name] = role
+    for role in roles.values():
         if MOMENT in role.weights:
             # A snapshot is replaced between phases, when no rollouts are in progress.
             capacity[role.weights] = 1
@@ -421,9 +423,10 @@ def _role(
     source, *moment = (specification.weights_from or specification.name).split(MOMENT)
     weights_name = MOMENT.join([weights.get(source, source), *moment])
     # Roles that are not trained only check and judge. They are greedy unless a request sets a temperature.
-    temperature = 0.0
+    temperature, truncation = 0.0, (1.0, 0)
     if specification.is_trained:
-        temperature = config[specification.name].temperature
+        settings = config[specification.name]
+        temperature, truncation = settings.temperature, (settings.top_p, settings.top_k)
     return Role(
         name=specification.name,
         weights=weights_name,
@@ -431,6 +434,7 @@ def _role(
         env=env,
         temperature=temperature,
         prompt_tokens=prompt_tokens,
+        truncation=truncation,
     )
 
 

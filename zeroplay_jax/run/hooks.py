@@ -249,6 +249,8 @@ def row_records(recipe: str, context: RolloutContext, step: Step, plan: RolePlan
             contexts = []
             for part in row.trajectory.contexts:
                 arrays = {'tokens': part.tokens, 'source': part.source, 'logp': part.logp}
+                if part.kept is not None:
+                    arrays['kept'] = part.kept
                 contexts.append({name: array.tolist() for name, array in arrays.items()})
             yield {
                 **trajectory_record(recipe, context, step, row),

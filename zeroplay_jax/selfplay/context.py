@@ -42,6 +42,7 @@ class Role:
       prompt: name of its prompt.
       env: tools, limits and the tags that end its rollouts.
       temperature: temperature of its rollouts unless a request sets another; 0 is greedy.
+      truncation: as of `Request`.
       prompt_tokens: largest allowed length of a prompt, in tokens.
     """
 
@@ -51,6 +52,7 @@ class Role:
     env: Environment
     temperature: float = 1.0
     prompt_tokens: int = _NO_LIMIT
+    truncation: tuple[float, int] = (1.0, 0)
 
     def with_tools(self, tools: Mapping[str, Tool]) -> Role:
         """Returns the role with its tools replaced by those of the same names in `tools` (over other documents)."""
@@ -393,6 +395,7 @@ class RolloutContext:
             env=asked_role.env,
             samples=samples,
             temperature=asked_role.temperature if temperature is None else temperature,
+            truncation=asked_role.truncation,
             version=self.episodes.versions.get(asked_role.weights, NEWEST),
             owner=self.episodes,
         )

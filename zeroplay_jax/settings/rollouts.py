@@ -15,6 +15,16 @@ from zeroplay_jax.settings.kinds import (
     Sizes,
 )
 
+# Ids of a set that a token is drawn from: all of them are recorded, and shapes are static.
+_MOST_KEPT = 512
+
+
+def most_kept(top_p: float, top_k: int) -> int:
+    """Returns the most ids that tokens are drawn from with these fields of a role; 0: the whole vocabulary."""
+    if top_p == 1 and not top_k:
+        return 0
+    return min(top_k or _MOST_KEPT, _MOST_KEPT)
+
 
 class Sampler(Section):
     """Shapes of the rollout programs."""
@@ -109,6 +119,7 @@ class SamplerConfig:
       decode_buckets: ascending numbers of tokens for which a smaller step without prefill is compiled.
       attention: 'xla'; over pages shorter than a slot also 'ragged', a kernel; over pages as long as
         a slot also 'used', which reads used places only, one slot after another.
+      kept: most ids that a token is drawn from where some role has top_p or top_k (`most_kept`); 0: none has.
     """
 
     slots: int
@@ -125,6 +136,7 @@ class SamplerConfig:
     token_budget: int = 0
     decode_buckets: tuple[int, ...] = ()
     attention: str = 'xla'
+    kept: int = 0
 
     @property
     def is_paged(self) -> bool:

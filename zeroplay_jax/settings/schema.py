@@ -424,9 +424,13 @@ class TrainedRole(Section):
     """Trained rollouts per prompt."""
     prompt_tokens: NonNegativeInt = 0
     """Longest prompt; 0: rollout.prompt_tokens."""
-    # No top-p or top-k: the loss could not correct for the tokens that they exclude.
     temperature: PositiveFloat = 1.0
     """Of training rollouts and their log-probs."""
+    top_p: Annotated[float, requires(lambda x: 0 < x <= 1, 'give more than 0, at most 1')] = 1.0
+    """Tokens are drawn from the fewest ids that have this probability together, 512 at most; 1: from all ([what the
+    loss reads](concepts.md#top-p-and-top-k))."""
+    top_k: NonNegativeInt = 0
+    """Tokens are drawn from so many of the likeliest ids, 512 at most; 0: from all. top_p then counts within these."""
     advantage: Annotated[str, one_of_or_function('group', 'turn')] = 'group'
     """Of rollouts by their outcomes (group), of turns by what follows them
     ([turn](../zeroplay_jax/objectives/README.md#an-advantage-per-turn)), or package.module:function."""

@@ -82,7 +82,8 @@ def context_of(config, max_turns=4, observation=100, response=0, tool=None, **op
     tool = tool or SearchTool(find)
     env = Environment(codec, FunctionSyntax(), limits, {tool.name: tool})
     prompts = select('full')
-    roles = {'solver': Role('solver', 'policy', 'solver', env, temperature=0.7)}
+    role = Role('solver', 'policy', 'solver', env, temperature=0.7, truncation=(1.0, 20))
+    roles = {'solver': role}
     return RolloutContext(Scheduler({}), roles, prompts, model=ServedModel(config, **options))
 
 
@@ -119,6 +120,7 @@ def test_two_searches_and_an_answer(serve):
     assert [found.queries for found in rollout.calls] == [['Ann'], ['Bob', 'Cy']]
     first, _, last = server.bodies
     assert first['model'] == 'model' and first['temperature'] == 0.0 and first['max_tokens'] == 64
+    assert first['top_k'] == 20 and 'top_p' not in first
     assert [tool['function']['name'] for tool in first['tools']] == ['search']
     (message,) = first['messages']
     assert 'Who taught Ann?' in message['content'] and '<search>' not in message['content']
