@@ -140,17 +140,34 @@ def make_torch_model(family, seed=0, **fields):
     return model
 
 
-def make_wrapped_model():
-    """Gemma 3 from 4B on in PyTorch: (the decoder alone, the same one beside an encoder of images)."""
-    text = make_torch_model('gemma3')
-    image = dict(image_size=8, patch_size=4, num_hidden_layers=1, num_attention_heads=1)
-    config = transformers.Gemma3Config(
-        text_config=text.config.to_dict(),
-        vision_config=dict(image, hidden_size=8, intermediate_size=8),
-        mm_tokens_per_image=1,
+# Family of a decoder → the model with images: (its name in transformers, further fields, those of the encoder).
+_QWEN_IMAGES = dict(depth=1, num_heads=1, out_hidden_size=48)
+_GEMMA_IMAGES = dict(image_size=8, patch_size=4, num_hidden_layers=1, num_attention_heads=1)
+WRAPPED = {
+    'gemma3': ('Gemma3', dict(mm_tokens_per_image=1), _GEMMA_IMAGES),
+    'qwen3': ('Qwen3VL', {}, dict(_QWEN_IMAGES, deepstack_visual_indexes=[0])),
+    'mistral': ('Mistral3', dict(tie_word_embeddings=False), _GEMMA_IMAGES),
+    'qwen35': ('Qwen3_5', {}, _QWEN_IMAGES),
+    'qwen35_moe': ('Qwen3_5Moe', {}, _QWEN_IMAGES),
+}
+
+
+def make_wrapped_model(family='gemma3'):
+    """A model with images in PyTorch: (the decoder alone, the same one beside an encoder of images)."""
+    text = make_torch_model(family)
+    name, fields, images = WRAPPED[family]
+    section = text.config.to_dict()
+    if name == 'Qwen3VL':
+        section.pop('model_type')
+        section['rope_parameters'] |= dict(mrope_section=[3, 3, 2], mrope_interleaved=True)
+    config = getattr(transformers, f'{name}Config')(
+        text_config=section,
+        vision_config=dict(images, hidden_size=8, intermediate_size=8),
+        **fields,
     )
-    whole = transformers.Gemma3ForConditionalGeneration(config).eval()
+    whole = getattr(transformers, f'{name}ForConditionalGeneration')(config).eval()
     whole.model.language_model.load_state_dict(text.model.state_dict())
+    whole.lm_head.load_state_dict(text.lm_head.state_dict())
     return text, whole
 
 

@@ -64,6 +64,7 @@ _FIELDS: dict[str, tuple[str, float, dict[str, Any]]] = {
         dict(rms_norm_eps=1e-6, rope_scaling=_YARN, sliding_window=4096),
     ),
     'qwen3.5-9b': ('Qwen3_5ForCausalLM', 1e7, {}),
+    'qwen3.5-35b-a3b': ('Qwen3_5MoeForCausalLM', 1e7, {}),
 }
 
 

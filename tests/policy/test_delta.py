@@ -91,24 +91,10 @@ def test_gradients_of_packed_rows_are_those_of_pytorch(case):
         assert tiny.gap(mine, gradients[name]) < 2e-3, name
 
 
-def wrapped(text, **fields):
-    """A model with an encoder of images around the weights of a decoder."""
-    config = transformers.Qwen3_5Config(
-        text_config=text.config.to_dict(),
-        vision_config=dict(
-            depth=1, hidden_size=8, intermediate_size=8, num_heads=1, out_hidden_size=48
-        ),
-        **fields,
-    )
-    whole = transformers.Qwen3_5ForConditionalGeneration(config).eval()
-    whole.model.language_model.load_state_dict(text.model.state_dict())
-    whole.lm_head.load_state_dict(text.lm_head.state_dict())
-    return whole
-
-
 def test_folders_with_images_and_further_heads_are_read_and_written_as_a_decoder(case, tmp_path):
     theirs, folder, model, params = case
-    wrapped(theirs).save_pretrained(str(tmp_path / 'whole'))
+    _, whole = tiny.make_wrapped_model('qwen35')
+    whole.save_pretrained(str(tmp_path / 'whole'))
     # As in published folders: a head that predicts the token after the next one.
     change_tensors(
         tmp_path / 'whole' / 'model.safetensors',

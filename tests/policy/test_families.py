@@ -72,12 +72,15 @@ FEATURES = {
     'olmo3': 'qk_norm windows rope_scaling attention_factor scale_sliding norms',
     'gemma3': """qk_norm windows rope_scaling scale_sliding norms norm_offset activation scale_embedding query_scale
         sliding_theta""",
+    'mistral': 'windows',
     'qwen35': 'rotary_dim',
+    'qwen35_moe': 'rotary_dim normalized shared',
 }
 PLAIN = dict(qkv_bias=False, windows=(), qk_norm='none', rope_scaling=None, scale_sliding=True)
 PLAIN |= dict(norm_offset=0.0, activation='silu', scale_embedding=False, query_scale=1.0)
 PLAIN |= dict(sliding_theta=None, rotary_dim=0, norms='before')
 OF_PARTS = {'attention_factor': ('rope_scaling', 1.0), 'normalized': ('experts', False)}
+OF_PARTS['shared'] = ('experts', False)
 
 
 def without(feature, config):
@@ -102,7 +105,7 @@ def test_a_feature_left_out_shows(case, packed):
 
 
 # The others have features that these have, apart or together.
-DECODED = ('qwen2', 'qwen3_moe', 'gemma3', 'qwen35')
+DECODED = ('qwen2', 'qwen3_moe', 'gemma3', 'qwen35', 'qwen35_moe')
 
 
 @pytest.mark.parametrize(

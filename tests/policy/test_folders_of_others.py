@@ -38,7 +38,7 @@ head_dim hidden_act hidden_activation hidden_size intermediate_size layer_types 
 linear_key_head_dim linear_num_key_heads linear_num_value_heads linear_value_head_dim max_position_embeddings
 max_window_layers moe_intermediate_size norm_topk_prob num_attention_heads num_experts num_experts_per_tok
 num_hidden_layers num_key_value_heads query_pre_attn_scalar rms_norm_eps rope_parameters sliding_window
-tie_word_embeddings use_sliding_window vocab_size
+shared_expert_intermediate_size tie_word_embeddings use_sliding_window vocab_size
 """.split()
 )
 

@@ -150,9 +150,29 @@ CASES = [
     case('windows of layers that are listed', 'qwen2', **WINDOWS, layer_types=LAYERS),
     case('layers by a pattern', 'gemma3', fields(layer_types=None, sliding_window_pattern=2)),
     case('layers without a list', 'olmo3', fields(layer_types=None)),
+    case('no windows', 'mistral', sliding_window=None),
+    case('windows that are not mentioned', 'mistral', fields(sliding_window=None)),
     # Fields that the family's class does not have.
     case('windows of a family without them', 'llama3', fields(use_sliding_window=True)),
 ]
+
+
+@pytest.mark.parametrize('family', tiny.WRAPPED)
+def test_of_a_model_with_images_the_decoder_is_read_and_written(family, tmp_path):
+    text, whole = tiny.make_wrapped_model(family)
+    whole.save_pretrained(str(tmp_path / 'in'))
+    config = hf.read_config(tmp_path / 'in')
+    params = hf.load(tmp_path / 'in', config, progress=False)
+    theirs = torch_logits(whole, [TOKENS])
+    np.testing.assert_allclose(theirs, torch_logits(text, [TOKENS]), atol=TOLERANCE)
+    np.testing.assert_allclose(logits(config, params, [TOKENS]), theirs, atol=TOLERANCE)
+    hf.save(tmp_path / 'out', config, params, like=tmp_path / 'in')
+    assert hf.read_config(tmp_path / 'out') == config
+    np.testing.assert_allclose(torch_logits(tmp_path / 'out', [TOKENS]), theirs, atol=TOLERANCE)
+    exported = json.loads((tmp_path / 'out' / 'config.json').read_text())
+    assert exported['architectures'] == [type(text).__name__]
+    # Of a class without images some libraries refuse positions of images.
+    assert ('mrope_section' in exported['rope_parameters']) == ('qwen35' in family)
 
 
 @pytest.mark.fault('kin-logits', 'folders as others write them')

@@ -17,6 +17,9 @@ MODELS = {
     'qwen3': dict(architectures=['Qwen3ForCausalLM'], model_type='qwen3', vocab_size=151936),
     'qwen2_5': dict(architectures=['Qwen2ForCausalLM'], model_type='qwen2', vocab_size=151936),
     'llama3_2': dict(architectures=['LlamaForCausalLM'], model_type='llama', vocab_size=128256),
+    'mistral_nemo': dict(
+        architectures=['MistralForCausalLM'], model_type='mistral', vocab_size=131072
+    ),
     'gemma3': dict(
         architectures=['Gemma3ForCausalLM'], model_type='gemma3_text', vocab_size=262144
     ),

@@ -43,6 +43,12 @@ EXPERTS = dict(
     moe_intermediate_size=24,
     norm_topk_prob=True,
 )
+STATES_AND_EXPERTS = EXPERTS | tiny.DELTA
+STATES_AND_EXPERTS |= dict(
+    architectures=['Qwen3_5MoeForCausalLM'],
+    model_type='qwen3_5_moe_text',
+    shared_expert_intermediate_size=24,
+)
 # Hundreds are enough.
 MOST_ROUNDS = 3000
 

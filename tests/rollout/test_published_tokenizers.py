@@ -12,11 +12,12 @@ from zeroplay_jax.rollout.call_syntax import SYNTAXES, MessageSyntax
 from zeroplay_jax.rollout.tokens import open_codec
 
 OWN_SYSTEM_MESSAGES = {'qwen2_5': ['You are Qwen,'], 'llama3_2': ['Cutting Knowledge Date:']}
-# Role of results and ends of turns of each; Gemma's template knows no tools.
+# Role of results and ends of turns of each. Gemma's template knows no tools, Mistral's wants an id for every result.
 EXPECTED = {
     'qwen3': ('tool', {'<|im_end|>'}),
     'qwen2_5': ('tool', {'<|im_end|>'}),
     'llama3_2': ('tool', {'<|eot_id|>'}),
+    'mistral_nemo': ('user', {'</s>'}),
     'gemma3': ('user', {'<end_of_turn>'}),
 }
 
@@ -25,7 +26,7 @@ EXPECTED = {
 GEMMA = pytest.param('gemma3', marks=pytest.mark.long)
 
 
-@pytest.fixture(scope='module', params=['qwen3', 'qwen2_5', 'llama3_2', GEMMA])
+@pytest.fixture(scope='module', params=['qwen3', 'qwen2_5', 'llama3_2', 'mistral_nemo', GEMMA])
 def published(request):
     folder = published_tokenizers.folder(request.param)
     reference = transformers.AutoTokenizer.from_pretrained(str(folder))

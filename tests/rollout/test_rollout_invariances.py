@@ -9,6 +9,7 @@ from request_cases import (
     EXPERTS,
     GEMMA,
     PAGED,
+    STATES_AND_EXPERTS,
     TOLERANCE,
     Forgetful,
     check_idle,
@@ -34,6 +35,7 @@ KINDS = {
     'forgetful states': (tiny.DELTA, True),
     'windows': (GEMMA, False),
     'experts': (EXPERTS, False),
+    'states and experts': (STATES_AND_EXPERTS, False),
     'truncated': ({}, True),
 }
 # Tokens of the last kind are drawn from at most eight ids.

@@ -295,6 +295,14 @@ class Block(nn.Module):
         out = out.astype(x.dtype).reshape(z.shape)
         return Linear(config.hidden_size, name='out')(out, row_scale), cache
 
+    def _feed_forward(self, prefix: str, x, row_scale):
+        """Returns the gated feed-forward network of normalised hidden states; `prefix`: of the names of its parts."""
+        config = self.config
+        gate = Linear(config.intermediate_size, name=f'{prefix}gate')(x, row_scale)
+        up = Linear(config.intermediate_size, name=f'{prefix}up')(x, row_scale)
+        hidden = _ACTIVATIONS[config.activation](gate) * up
+        return Linear(config.hidden_size, name=f'{prefix}down')(hidden, row_scale)
+
     @nn.compact
     def __call__(
         self,
@@ -325,15 +333,16 @@ class Block(nn.Module):
         x = x + out
         mlp_norm = _MLP_NORMS[config.norms]
         mlp_input = self._norm(mlp_norm, x) if mlp_norm else x
-        activation = _ACTIVATIONS[config.activation]
         if config.experts:
+            activation = _ACTIVATIONS[config.activation]
             is_cached = cache is not None
             mixture = Mixture(config.experts, activation, config.mesh, is_cached, name=MODULE)
             out = mixture(mlp_input)
+            if config.experts.shared:
+                share = nn.sigmoid(Linear(1, name='shared_router')(mlp_input))
+                out = out + share * self._feed_forward('shared_', mlp_input, row_scale)
         else:
-            gate = activation(Linear(config.intermediate_size, name='gate')(mlp_input, row_scale))
-            up = Linear(config.intermediate_size, name='up')(mlp_input, row_scale)
-            out = Linear(config.hidden_size, name='down')(gate * up, row_scale)
+            out = self._feed_forward('', mlp_input, row_scale)
         if norms_after:
             out = self._norm('post_mlp_norm', out)
         return x + out, cache

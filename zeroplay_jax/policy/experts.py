@@ -48,12 +48,15 @@ class Experts:
       per_token: experts that compute a token.
       size: width of an expert.
       normalized: whether the weights of a token's experts sum to 1.
+      shared: whether a further expert, of the width `ModelConfig.intermediate_size`, computes every token; a gate of
+        its own weighs it (Qwen3.5).
     """
 
     count: int
     per_token: int
     size: int
     normalized: bool
+    shared: bool = False
 
     @property
     def dtype(self) -> str:

@@ -21,10 +21,12 @@ class Family(NamedTuple):
 
     Attributes:
       architecture: class name in the field `architectures`.
-      model_type: of a decoder alone; of a model with other parts it is this without '_text'.
+      model_type: of a decoder alone.
       wrapper: class name of models that have such a decoder among other parts, in the section `text_config`; '': none.
       switches: fields of ModelConfig that follow from the family.
       only: as `_ONLY`, for this family.
+      whole_type: model type of models of `wrapper`; '': that of the decoder without '_text'.
+      same: key in FAMILIES of the family whose decoder this is, as which it is read and written; '': its own.
     """
 
     architecture: str
@@ -32,6 +34,8 @@ class Family(NamedTuple):
     wrapper: str = ''
     switches: Mapping[str, Any] = {}
     only: Mapping[str, Any] = {}
+    whole_type: str = ''
+    same: str = ''
 
 
 _GEMMA3_SWITCHES = {
@@ -40,13 +44,29 @@ _GEMMA3_SWITCHES = {
     'activation': 'gelu_tanh',
     'scale_embedding': True,
 }
+_QWEN35_SWITCHES = {'norm_offset': 1.0, 'output_gate': True}
 # With other values the layers of a mixture would differ.
 _MIXTURES = {'decoder_sparse_step': 1, 'mlp_only_layers': [], 'use_sliding_window': False}
 FAMILIES = {
     'qwen2': Family('Qwen2ForCausalLM', 'qwen2', '', {'qkv_bias': True, 'qk_norm': 'none'}),
     'qwen3': Family('Qwen3ForCausalLM', 'qwen3'),
     'qwen3_moe': Family('Qwen3MoeForCausalLM', 'qwen3_moe', only=_MIXTURES),
+    # `transformers` has no class for its decoder alone, which has no windows.
+    'qwen3_vl': Family(
+        '',
+        'qwen3_vl_text',
+        'Qwen3VLForConditionalGeneration',
+        only={'use_sliding_window': False},
+        same='qwen3',
+    ),
     'llama': Family('LlamaForCausalLM', 'llama', '', {'qk_norm': 'none'}),
+    'mistral': Family(
+        'MistralForCausalLM',
+        'mistral',
+        'Mistral3ForConditionalGeneration',
+        {'qk_norm': 'none'},
+        whole_type='mistral3',
+    ),
     'olmo3': Family(
         'Olmo3ForCausalLM',
         'olmo3',
@@ -65,7 +85,14 @@ FAMILIES = {
         'Qwen3_5ForCausalLM',
         'qwen3_5_text',
         'Qwen3_5ForConditionalGeneration',
-        {'norm_offset': 1.0, 'output_gate': True},
+        _QWEN35_SWITCHES,
+    ),
+    'qwen35_moe': Family(
+        'Qwen3_5MoeForCausalLM',
+        'qwen3_5_moe_text',
+        'Qwen3_5MoeForConditionalGeneration',
+        _QWEN35_SWITCHES,
+        _MIXTURES,
     ),
 }
 
@@ -90,6 +117,11 @@ _ONLY: dict[str, Any] = {
     'per_layer_config': {},
     'residual_multiplier': 1,
 }
+# What other families would need, by the beginning of the names of their classes.
+_MISSING = {
+    'Gemma4': 'embeddings of every layer, layers that share keys and values, heads of two sizes',
+    'GptOss': 'sinks of attention, experts with biases, weights as MXFP4',
+}
 # Fields that published folders have beside those of their class, without a warning: older spellings that the class
 # reads, and what changes neither logits nor gradients.
 _BESIDE = frozenset(
@@ -100,6 +132,8 @@ unsloth_version use_bfloat16
 """.split()
 )
 _UNSET: tuple = (None, False, 0, '', [], {})
+# Which axes of images use which channels of the rotation. Of a text all axes have the same positions.
+_IMAGE_FIELDS = ('mrope_section', 'mrope_interleaved')
 _SHOWN_CHARACTERS = 60
 # Several times those of the largest models: refused before lists of that length are made.
 _MOST_LAYERS = 2048
@@ -146,7 +180,7 @@ def read(folder) -> tuple[str, Any]:
     if isinstance(layers, int) and layers > _MOST_LAYERS:
         raise unusable(path, f'num_hidden_layers={layers} is more than any model has')
     try:
-        config = AutoConfig.for_model(family.model_type, **fields)
+        config = AutoConfig.for_model(FAMILIES[family.same or name].model_type, **fields)
         # As the model of `transformers` does: a length at the top level counts before that of the rotary parameters.
         config.standardize_rope_params()
     # What a class makes of values that it does not expect has no common type.
@@ -194,6 +228,31 @@ def head_dim(config: Any) -> int:
     return getattr(config, 'head_dim', None) or config.hidden_size // config.num_attention_heads
 
 
+def intermediate_size(config: Any) -> int:
+    """Returns the width of the feed-forward network that computes every token; beside a mixture, of the shared one."""
+    return getattr(config, 'shared_expert_intermediate_size', 0) or config.intermediate_size
+
+
+def has_delta(config: Any) -> bool:
+    """Returns whether layers may be gated delta nets."""
+    return hasattr(config, 'linear_num_value_heads')
+
+
+def has_experts(config: Any) -> bool:
+    """Returns whether layers have mixtures of experts."""
+    return hasattr(config, 'moe_intermediate_size')
+
+
+def has_shared_expert(config: Any) -> bool:
+    """Returns whether every token is also computed by an expert that no router chooses."""
+    return hasattr(config, 'shared_expert_intermediate_size')
+
+
+def without_images(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns rotary parameters without those of positions in images."""
+    return {key: value for key, value in parameters.items() if key not in _IMAGE_FIELDS}
+
+
 def vocabulary_size(folder) -> int:
     """Returns the number of token ids of the model in a folder; errors as of `read`."""
     return read(folder)[1].vocab_size
@@ -216,6 +275,11 @@ def decoder_config(path: Path) -> dict[str, Any]:
     for field in ('dtype', 'torch_dtype', 'bos_token_id', 'eos_token_id', 'pad_token_id'):
         if field not in text and field in values:
             text[field] = values[field]
+    if family.same:
+        family = FAMILIES[family.same]
+        # Some libraries would take positions of images by them.
+        for field in ('rope_parameters', 'rope_scaling'):
+            text[field] = without_images(text.get(field) or {})
     return text | {'architectures': [family.architecture], 'model_type': family.model_type}
 
 
@@ -231,12 +295,15 @@ def _stored(path: Path) -> tuple[str, dict[str, Any]]:
     architectures = values.get('architectures')
     supported = []
     for name, family in FAMILIES.items():
-        classes = [family.architecture, *filter(None, [family.wrapper])]
+        classes = list(filter(None, [family.architecture, family.wrapper]))
         if isinstance(architectures, list) and any(each in architectures for each in classes):
             return name, values
         supported += classes
+    needs = [
+        f' (it needs {needs})' for name, needs in _MISSING.items() if name in str(architectures)
+    ]
     raise CheckpointError(
-        f'{path}: architectures={architectures} is not supported; supported: {", ".join(supported)}'
+        f'{path}: architectures={architectures} is not supported{"".join(needs)}; supported: {", ".join(supported)}'
     )
 
 
@@ -249,7 +316,8 @@ def _decoder_fields(path: Path, family: Family, values: dict[str, Any]) -> dict[
     """
     fields, whole_type = dict(values), family.model_type
     if family.wrapper in values['architectures']:
-        section, whole_type = values.get('text_config'), family.model_type.removesuffix('_text')
+        section = values.get('text_config')
+        whole_type = family.whole_type or family.model_type.removesuffix('_text')
         if not isinstance(section, dict):
             raise unusable(path, f'text_config={section!r} must be an object')
         # The flag of the whole model decides, not that of the section.

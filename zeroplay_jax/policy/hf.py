@@ -90,14 +90,15 @@ def _read_slice(
     step = max(1, _READ_BYTES // row_bytes)
     for first in range(0, len(row_span), step):
         piece = row_span[first : first + step]
-        rows = slice(piece.start, piece.stop)
+        rows = slice(stored.first_row + piece.start, stored.first_row + piece.stop)
+        whole = () if stored.expert is None else (stored.expert,)
         # The file is opened for every piece: it is memory-mapped, and only closing it returns the memory of the bytes
         # read so far. Otherwise the whole tensor would remain resident beside its copy.
         with open_file(stored.file) as file:
             stored_tensor = file.get_slice(stored.name)
             # What becomes infinite in a narrower dtype is refused below.
             with np.errstate(over='ignore'):
-                target[first : first + step] = stored_tensor[(rows, *columns)]
+                target[first : first + step] = stored_tensor[(*whole, rows, *columns)]
         # One such number makes every loss NaN, and every update would be skipped until the end of the run.
         fault = number_fault(target[first : first + step])
         if fault:

@@ -21,8 +21,6 @@ _ACTIVATIONS = {
 }
 _SCALINGS = {'linear': rope.Linear, 'llama3': rope.Llama3, 'yarn': rope.Yarn}
 _ROPE_TYPES = ('default', *_SCALINGS)
-# Which axes of images use which channels. Of a text all axes have the same positions.
-_IMAGE_FIELDS = {'mrope_section', 'mrope_interleaved'}
 
 
 def read_config(folder, **overrides) -> ModelConfig:
@@ -41,7 +39,8 @@ def read_config(folder, **overrides) -> ModelConfig:
     folder = base_folder(folder)
     path = folder / 'config.json'
     name, config = families.read(folder)
-    switches = families.FAMILIES[name].switches
+    family = families.FAMILIES[name]
+    switches = family.switches
     activation = getattr(config, 'hidden_activation', None) or config.hidden_act
     if activation not in _ACTIVATIONS[switches.get('activation', 'silu')]:
         raise unusable(path, f'activation {activation!r} is not supported in {name}')
@@ -58,10 +57,10 @@ def read_config(folder, **overrides) -> ModelConfig:
         raise unusable(path, f'rotates {rotary_dim} channels of head_dim={head_dim}')
     has_other_base = bool(windows) and sliding['rope_theta'] != full['rope_theta']
     return ModelConfig(
-        family=name,
+        family=family.same or name,
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
+        intermediate_size=families.intermediate_size(config),
         layers=config.num_hidden_layers,
         heads=config.num_attention_heads,
         kv_heads=config.num_key_value_heads,
@@ -87,7 +86,10 @@ def read_config(folder, **overrides) -> ModelConfig:
 def _windows(path: Path, name: str, config: Any) -> tuple[int, ...]:
     """Returns the sliding window of every layer (0: full attention), or () if no layer has one."""
     types = getattr(config, 'layer_types', [])
-    other = 'linear_attention' if name == 'qwen35' else 'sliding_attention'
+    if name == 'mistral' and config.sliding_window is not None:
+        types = ['sliding_attention'] * config.num_hidden_layers
+    has_delta = families.has_delta(config)
+    other = 'linear_attention' if has_delta else 'sliding_attention'
     unknown = set(types) - {'full_attention', other}
     if unknown:
         reason = f'layer_types: {min(unknown)!r} is not supported (only full_attention, {other})'
@@ -95,7 +97,7 @@ def _windows(path: Path, name: str, config: Any) -> tuple[int, ...]:
     # () rather than zeros, so that equal models have equal configurations and share compiled functions.
     if other not in types:
         return ()
-    window = DELTA if name == 'qwen35' else config.sliding_window
+    window = DELTA if has_delta else config.sliding_window
     # A guess would change the computation silently.
     if window is None:
         reason = 'layer_types names sliding_attention, but sliding_window is null or not used'
@@ -113,11 +115,10 @@ def _rotary_parameters(path: Path, name: str, config: Any) -> tuple[dict, dict, 
             reason = f'{field} has no effect; write it into full_attention or sliding_attention'
             raise unusable(path, reason)
         return full, sliding, 1
-    if name != 'qwen35':
-        return parameters, parameters, 1
-    share = parameters.pop('partial_rotary_factor', 1)
-    texts = {key: value for key, value in parameters.items() if key not in _IMAGE_FIELDS}
-    return texts, texts, share
+    share = parameters.pop('partial_rotary_factor', 1) if families.has_delta(config) else 1
+    if families.FAMILIES[name].wrapper:
+        parameters = families.without_images(parameters)
+    return parameters, parameters, share
 
 
 def _scaling(path: Path, parameters: dict) -> rope.Scaling | None:
@@ -174,7 +175,7 @@ def _delta_shape(path: Path, config: Any) -> delta.Shape:
 
 def _experts(path: Path, name: str, config: Any) -> Experts | None:
     """Returns the mixture of every layer; None: it has none."""
-    if name != 'qwen3_moe':
+    if not families.has_experts(config):
         for field in ('num_experts', 'num_local_experts'):
             if getattr(config, field, 0):
                 raise unusable(path, f'{field}={getattr(config, field)} is not supported in {name}')
@@ -183,7 +184,14 @@ def _experts(path: Path, name: str, config: Any) -> Experts | None:
     if per_token > count:
         reason = f'num_experts_per_tok={per_token} must be at most num_experts={count}'
         raise unusable(path, reason)
-    return Experts(count, per_token, config.moe_intermediate_size, config.norm_topk_prob)
+    return Experts(
+        count,
+        per_token,
+        config.moe_intermediate_size,
+        # Some classes always make them so.
+        getattr(config, 'norm_topk_prob', True),
+        families.has_shared_expert(config),
+    )
 
 
 def longest_context(folder) -> tuple[int, int]:

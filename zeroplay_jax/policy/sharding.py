@@ -30,12 +30,12 @@ RULES = (
     (r'head', P('fsdp', 'model')),
     # Column-parallel, then row-parallel: one sum over 'model' per attention and per feed-forward network (Shoeybi et
     # al. 2019, arXiv:1909.08053, §3).
-    (r'layer_\d+/(q|k|v|gate|up)/kernel', P('fsdp', 'model')),
-    (r'layer_\d+/(o|down)/kernel', P('model', 'fsdp')),
+    (r'layer_\d+/(q|k|v|(shared_)?gate|(shared_)?up)/kernel', P('fsdp', 'model')),
+    (r'layer_\d+/(o|(shared_)?down)/kernel', P('model', 'fsdp')),
     (r'layer_\d+/(q|k|v)/bias', P('model')),
     # Scales of int8 kernels are split as the outputs (policy/adapters.py).
-    (r'layer_\d+/(q|k|v|gate|up)/kernel_scale', P('model')),
-    (r'layer_\d+/(o|down)/kernel_scale', P('fsdp')),
+    (r'layer_\d+/(q|k|v|(shared_)?gate|(shared_)?up)/kernel_scale', P('model')),
+    (r'layer_\d+/(o|(shared_)?down)/kernel_scale', P('fsdp')),
     (r'(.*/)?\w*norm/scale', P()),
     # Of an adapter, A is split as the inputs of its kernel and B as the outputs (policy/adapters.py).
     (r'layer_\d+/(q|k|v|gate|up)/lora_a', P('fsdp', None)),
@@ -44,9 +44,12 @@ RULES = (
     (r'layer_\d+/(o|down)/lora_b', P(None, 'fsdp')),
     # Gated delta nets are whole on the devices of 'model': the channels of their heads are not neighbours, and to
     # exchange them would hold up other data shards, whose loops have other lengths.
-    (r'layer_\d+/(in_proj_qkv|in_proj_z|rate|decay)/(kernel|lora_a)', P('fsdp', None)),
+    (
+        r'layer_\d+/(in_proj_qkv|in_proj_z|rate|decay|shared_router)/(kernel|lora_a)',
+        P('fsdp', None),
+    ),
     (r'layer_\d+/out/(kernel|lora_b)', P(None, 'fsdp')),
-    (r'layer_\d+/(in_proj_qkv|in_proj_z|rate|decay)/(kernel_scale|lora_b)', P()),
+    (r'layer_\d+/(in_proj_qkv|in_proj_z|rate|decay|shared_router)/(kernel_scale|lora_b)', P()),
     (r'layer_\d+/out/(kernel_scale|lora_a)', P()),
     (r'layer_\d+/(filters|decay_log|decay_bias)', P()),
     (r'adapter_scale', P()),

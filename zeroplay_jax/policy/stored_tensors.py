@@ -97,6 +97,10 @@ _NAMES = {
     'moe/gate': 'mlp.experts.*.gate_proj',
     'moe/up': 'mlp.experts.*.up_proj',
     'moe/down': 'mlp.experts.*.down_proj',
+    'shared_router/kernel': 'mlp.shared_expert_gate',
+    'shared_gate/kernel': 'mlp.shared_expert.gate_proj',
+    'shared_up/kernel': 'mlp.shared_expert.up_proj',
+    'shared_down/kernel': 'mlp.shared_expert.down_proj',
     # A gated delta net (policy/delta.py).
     'in_proj_qkv/kernel': 'linear_attn.in_proj_qkv',
     'in_proj_z/kernel': 'linear_attn.in_proj_z',
@@ -146,16 +150,39 @@ _LARGEST_BFLOAT16 = np.array(LARGEST_NUMBER, ml_dtypes.bfloat16).view(np.uint16)
 _BFLOAT16_MAGNITUDE = np.uint16(0x7FFF)
 # Bytes of a tensor that are compared at a time.
 _PIECE_BYTES = 16 << 20
+# Tensors that hold a layer's experts in one, as published with Qwen3.5 → what each expert has in it, below each other.
+_FUSED = {'gate_up_proj': ('gate_proj', 'up_proj'), 'down_proj': ('down_proj',)}
 _INDEX = 'model.safetensors.index.json'
 
 
 class StoredTensor(NamedTuple):
-    """A tensor as the header of a safetensors file describes it, under the name that it has there."""
+    """A tensor as the header of a safetensors file describes it, under the name that it has there.
+
+    One of an expert may be rows of a tensor that holds all experts: those of expert `expert` from `first_row` on.
+    """
 
     file: Path
     name: str
     shape: tuple[int, ...]
     dtype: str
+    expert: int | None = None
+    first_row: int = 0
+
+    @property
+    def experts(self) -> StoredTensors:
+        """The tensors of every expert by name, if this one holds all; else itself."""
+        layer, _, kind = self.name.partition('.mlp.experts.')
+        names = _FUSED.get(kind)
+        if not names or len(self.shape) != 3:
+            return {self.name: self}
+        count, rows, columns = self.shape
+        size = rows // len(names)
+        stored = {}
+        for number, (part, name) in itertools.product(range(count), enumerate(names)):
+            stored[f'{layer}.mlp.experts.{number}.{name}.weight'] = self._replace(
+                shape=(size, columns), expert=number, first_row=part * size
+            )
+        return stored
 
 
 # Tensor name → header.
@@ -212,13 +239,14 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def file_headers(path: Path) -> StoredTensors:
-    """Returns every tensor of a safetensors file by name. Reads the header only."""
+    """Returns every tensor of a safetensors file by name, of every expert apart. Reads the header only."""
     stored: StoredTensors = {}
     with open_file(path) as file:
         for name in file.keys():
             # Opens the tensor without reading its values.
             header = file.get_slice(name)
-            stored[name] = StoredTensor(path, name, tuple(header.get_shape()), header.get_dtype())
+            shape = tuple(header.get_shape())
+            stored |= StoredTensor(path, name, shape, header.get_dtype()).experts
     return stored
 
 
@@ -255,8 +283,8 @@ def decoder_headers(folder: Path) -> StoredTensors:
     has_other_parts = is_wrapped(folder)
     stored: StoredTensors = {}
     for path in _weight_files(folder):
-        for tensor in file_headers(path).values():
-            name = decoder_name(tensor.name) if has_other_parts else tensor.name
+        for name_there, tensor in file_headers(path).items():
+            name = decoder_name(name_there) if has_other_parts else name_there
             if name in stored:
                 first_file = stored[name].file.name
                 raise CheckpointError(
@@ -276,12 +304,9 @@ def checked_headers(folder: Path, config: ModelConfig) -> StoredTensors:
     for name in sorted([*expected, *surplus]):
         shape = stored[name].shape if name in stored else 'not there'
         if shape != expected.get(name):
-            fix = 'take the config.json that belongs to the weights'
-            if f'{name.partition(".experts.")[0]}.experts.gate_up_proj' in stored:
-                fix = 'write the folder with save_pretrained(save_original_format=True)'
             raise CheckpointError(
                 f'{folder}: tensor {name} is {shape}, and {expected.get(name, "not there")} in a {config.family} model '
-                f'of {config.layers} layers; {fix}'
+                f'of {config.layers} layers; take the config.json that belongs to the weights'
             )
         check_dtype(stored[name])
     return stored

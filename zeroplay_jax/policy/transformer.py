@@ -357,8 +357,9 @@ def forward_operations(model: ModelConfig, tokens: int, logits: int) -> float:
     projections = model.hidden_size * ((2 + model.output_gate) * query_size + 2 * key_size)
     width, router = model.intermediate_size, 0
     if model.experts:
-        width = model.experts.per_token * model.experts.size
-        router = model.experts.count
+        shared = model.experts.shared
+        width = model.experts.per_token * model.experts.size + shared * model.intermediate_size
+        router = model.experts.count + shared
     feed_forward = model.hidden_size * (3 * width + router)
     delta_layers = model.windows.count(DELTA)
     matrices = (model.layers * feed_forward + (model.layers - delta_layers) * projections) * tokens

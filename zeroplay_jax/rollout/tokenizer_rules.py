@@ -17,6 +17,7 @@ from zeroplay_jax.types import UserError, first_line
 _CLASS_OF_MODEL_TYPE = {
     'qwen2': 'Qwen2Tokenizer',
     'qwen3': 'Qwen2Tokenizer',
+    'qwen3_vl': 'Qwen2Tokenizer',
     'gemma3': 'GemmaTokenizer',
     'gemma3_text': 'GemmaTokenizer',
     # The class that reads tokenizer.json as it is, whatever the folder names.

@@ -141,7 +141,7 @@ def memory_of(sizes: Sizes, roles: Roles, fields: Mapping[str, Any], machine: Ma
     width = sizes.intermediate_size / split + mixer
     linears, adapted = 7, 2 * queries + 2 * keys + 3 * sizes.intermediate_size
     if sizes.experts:
-        width = queries / split + sizes.per_token * sizes.expert_size
+        width = mixer + sizes.per_token * sizes.expert_size + sizes.shared_size / split
         linears, adapted = 4, 2 * queries + 2 * keys
 
     def adapter(parts: int) -> float:

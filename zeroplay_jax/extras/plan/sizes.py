@@ -16,7 +16,8 @@ from zeroplay_jax.types import UserError
 class Sizes(NamedTuple):
     """Sizes of a decoder, with the names of ModelConfig; `tied` as config.json says. Biases and norms are left out.
 
-    A mixture has so many experts per layer, of which `per_token` of the size `expert_size` compute a token.
+    A mixture has so many experts per layer, of which `per_token` of the size `expert_size` compute a token, and
+    one of the size `shared_size` every token.
     Of gated delta nets (policy/delta.py): `delta_layers` of them with `delta_weights` each, whose two states of a slot
     take `state` float32 numbers together.
     """
@@ -36,6 +37,7 @@ class Sizes(NamedTuple):
     delta_weights: int = 0
     state: int = 0
     output_gate: int = 0
+    shared_size: int = 0
 
     @property
     def layer_weights(self) -> int:
@@ -44,7 +46,7 @@ class Sizes(NamedTuple):
         projections = self.hidden_size * (queries + 2 * self.kv_heads) * self.head_dim
         feed_forward = 3 * self.intermediate_size
         if self.experts:
-            feed_forward = self.experts * (3 * self.expert_size + 1)
+            feed_forward = self.experts * (3 * self.expert_size + 1) + 3 * self.shared_size
         attention_layers = self.layers - self.delta_layers
         mixers = attention_layers * projections + self.delta_layers * self.delta_weights
         return mixers + self.layers * self.hidden_size * feed_forward
@@ -67,6 +69,7 @@ qwen3-30b-a3b 2048 6144 48 32 4 128 151936 0 128 8 768
 llama-3.1-8b 4096 14336 32 32  8 128 128256 0
 olmo-3-7b    4096 11008 32 32 32 128 100278 0
 qwen3.5-9b   4096 12288 32 16  4 256 248320 0 0 0 0 24 67371008 25165824 1
+qwen3.5-35b-a3b 2048 512 40 16 2 256 248320 0 256 8 512 30 33685504 31457280 1 512
 """
 KNOWN = {
     name: Sizes(*map(int, numbers)) for name, *numbers in map(str.split, _TABLE.split('\n')[1:-1])
@@ -88,10 +91,10 @@ def sizes_of(path: str) -> Sizes:
                 f'({", ".join(KNOWN)}); put its config.json into a folder and give --policy=FOLDER'
             )
         return KNOWN[name]
-    name, config = families.read(path)
+    _, config = families.read(path)
     sizes = Sizes(
         config.hidden_size,
-        config.intermediate_size,
+        families.intermediate_size(config),
         config.num_hidden_layers,
         config.num_attention_heads,
         config.num_key_value_heads,
@@ -99,13 +102,14 @@ def sizes_of(path: str) -> Sizes:
         config.vocab_size,
         config.tie_word_embeddings,
     )
-    if name == 'qwen3_moe':
-        return sizes._replace(
+    if families.has_experts(config):
+        sizes = sizes._replace(
             experts=config.num_experts,
             per_token=config.num_experts_per_tok,
             expert_size=config.moe_intermediate_size,
+            shared_size=families.has_shared_expert(config) * sizes.intermediate_size,
         )
-    if name != 'qwen35':
+    if not families.has_delta(config):
         return sizes
     heads = config.linear_num_value_heads
     keys = config.linear_num_key_heads * config.linear_key_head_dim
