@@ -32,7 +32,7 @@ from zeroplay_jax.configs import common
 
 
 def get_config(variant=''):
-    """Returns the config of the paper, or with the variant 'mini' that of the miniature run; see above."""
+    """Returns the config of the paper, or that of the variant 'mini' or 'small'; see above."""
     common.check_variant('drzero', variant)
     config = common.get_config('drzero')
     config.schedule.update(iterations=3, hop_ratio=(4, 3, 2, 1))  # appendix A, table 4; eq. 3
@@ -57,6 +57,10 @@ def get_config(variant=''):
     config.pool.update(batch=256, samples=5)  # the code
     if variant == 'mini':
         return _mini(config)
+    if variant == 'small':
+        common.small(config)
+        config.pool.update(batch=32, samples=2)
+        return config
 
     common.use_wikipedia(config, 'Qwen2.5-3B-Instruct', 'wiki18_e5')
     # The paper prints every iteration.

@@ -29,7 +29,7 @@ from zeroplay_jax.configs import common
 
 
 def get_config(variant=''):
-    """Returns the config of the paper, or with the variant 'mini' that of the miniature run; see above."""
+    """Returns the config of the paper, or that of the variant 'mini' or 'small'; see above."""
     common.check_variant('dspo', variant)
     config = common.get_config('dspo')
     config.schedule.iterations = 1
@@ -48,6 +48,10 @@ def get_config(variant=''):
     )  # inferred
     if variant == 'mini':
         return _mini(config)
+    if variant == 'small':
+        common.small(config)
+        config.inputs.questions = 'own/train_questions.jsonl'
+        return config
 
     # The paper searches with BM25.
     common.use_wikipedia(config, 'Qwen2.5-7B-Instruct', 'wiki18_bm25')

@@ -29,7 +29,7 @@ from zeroplay_jax.configs import common, drzero
 
 
 def get_config(variant=''):
-    """Returns the config of the paper, or with the variant 'mini' that of the miniature run; see above."""
+    """Returns the config of the paper, or that of the variant 'mini' or 'small'; see above."""
     common.check_variant('piplay', variant)
     config = drzero.get_config(variant)
     config.recipe = 'piplay'
@@ -41,6 +41,9 @@ def get_config(variant=''):
     if variant == 'mini':
         config.solver.distill_top_k = 20
         config.privileged.update(prompt_tokens=160, tokens=160 + config.sampler.context)
+        return config
+    if variant == 'small':
+        config.privileged.update(prompt_tokens=2048, tokens=2048 + config.sampler.context)
         return config
 
     config.policy.path = 'checkpoints/Qwen3-4B-Instruct-2507'

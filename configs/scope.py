@@ -36,7 +36,7 @@ TYPES = ('long_form_qa', 'summarisation', 'planning', 'writing')
 
 
 def get_config(variant=''):
-    """Returns the config of the paper, or with the variant 'mini' that of the miniature run; see above."""
+    """Returns the config of the paper, or that of the variant 'mini' or 'small'; see above."""
     common.check_variant('scope', variant)
     config = common.get_config('scope')
     config.schedule.update(iterations=3, hop_ratio=(4, 3, 2))  # table 9; searches: 1, 2, 3 turns
@@ -69,6 +69,8 @@ def get_config(variant=''):
     config.proposer.prompt_tokens, config.solver.prompt_tokens = 1024, 2048  # table 9
     if variant == 'mini':
         return _mini(config)
+    if variant == 'small':
+        return _small(config)
 
     common.use_wikipedia(config, 'Qwen2.5-7B-Instruct', 'wiki18_e5')
     # The paper prints every iteration.
@@ -80,6 +82,17 @@ def get_config(variant=''):
     config.rollout.update(observation_tokens=500, max_turns=5)
     config.sampler.update(context=16384, chunk=512)  # table 9
     config.micro.tokens = 16384
+    return config
+
+
+def _small(config):
+    """Shrinks the run to a model of half a billion parameters, which also judges."""
+    common.small(config)
+    # One search and a long answer: 2048 + 2 · 768 + 512 = 4096.
+    config.rollout.update(turn_tokens=768, max_turns=2)
+    config.judge.update(tokens=512, grade_tokens=0)
+    config.reward.solves = config.proposer.samples = config.solver.samples = 4
+    config.pool.update(batch=32, samples=2, target=480, batches=60)
     return config
 
 

@@ -32,7 +32,7 @@ from zeroplay_jax.configs import common
 
 
 def get_config(variant=''):
-    """Returns the config of the paper, or with the variant 'mini' that of the miniature run; see above."""
+    """Returns the config of the paper, or that of the variant 'mini' or 'small'; see above."""
     common.check_variant('ssp', variant)
     config = common.get_config('ssp')
     config.weights = 'shared'  # one policy plays both roles (section 3.1)
@@ -64,6 +64,12 @@ def get_config(variant=''):
     config.proposer.update(aggregation='seq_mean_token_sum', kl_coef=0.0, minibatches=1)  # eq. 5
     if variant == 'mini':
         return _mini(config)
+    if variant == 'small':
+        common.small(config)
+        config.inputs.answers = 'own/answers.jsonl'
+        # There is no server of a judge.
+        config.reward.answer, config.eval.metric = 'em', 'none'
+        return config
 
     common.use_wikipedia(config, 'Qwen2.5-7B-Instruct', 'wiki18_e5')
     config.inputs.answers = 'data/ssp_answers.jsonl'

@@ -3,8 +3,11 @@
     zeroplay train --config=configs/quickstart.py --workdir=runs/quickstart
     zeroplay train --config=configs/drzero.py:mini --workdir=runs/mini --config.solver.batch=16
     zeroplay train --config=configs/drzero.py:mini --workdir=runs/more --from=runs/mini
+    zeroplay train --config=configs/drzero.py:small --workdir=runs/small --policy=hf://Qwen/Qwen2.5-0.5B-Instruct \
+        --index=own/index --config.eval.file=own/questions.jsonl
 
---config names a Python file with get_config(); the text after a colon is its argument.
+--config names a Python file with get_config(); the text after a colon is its argument: mini, a model of 0.9 million
+parameters on a CPU; small, one of half a billion on a device of 16 GB (docs/texts-to-tpu.md).
 --config.FIELD=VALUE sets any field; docs/configuration.md lists them all.
 --policy=FOLDER and --index=FOLDER or http://… are short for --config.policy.path and --config.retrieval. A policy may
 be a model of the Hugging Face Hub (--policy=hf://owner/model), a question file hf://owner/dataset/path/file.jsonl.

@@ -275,15 +275,16 @@ def _peak_costs(kind: str, model: Model, chips: int, hosts: int) -> MachineCosts
     flops, bandwidth = chips * chip.flops, chips * chip.bandwidth
     sizes, config = model
     head = sizes.hidden_size * sizes.vocab_size
-    # Keys and values of all layers, bfloat16.
-    place = config.layers * 2 * config.kv_heads * config.head_dim * 2 / bandwidth
+    item = 2 if chip.has_bfloat16 else 4
+    # Keys and values of all layers.
+    place = config.layers * 2 * config.kv_heads * config.head_dim * item / bandwidth
     no_instructions = (0.0, 0.0, 0.0)
     row = transformer.forward_operations(config, ROW_TOKENS, ROW_TOKENS)
     passes = UPDATE_PASSES * row * UPDATE_TOKENS / ROW_TOKENS
     return MachineCosts(
         hosts=hosts,
         # Steps have so many tokens that all experts are read.
-        read=2 * (sizes.layer_weights + head) / bandwidth,
+        read=item * (sizes.layer_weights + head) / bandwidth,
         token=transformer.forward_operations(config, 1, 0) / flops,
         logits=2 * head / flops,
         # Two products of 2·d operations per head.

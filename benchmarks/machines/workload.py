@@ -148,9 +148,10 @@ def _ssp(config: Any) -> tuple[Part, ...]:
     proposer, solver = config.proposer, config.solver
     steps = solver.steps * config.schedule.iterations
     checks = proposer.batch * proposer.samples
+    prompt = min(config.rollout.prompt_tokens, 5632)
     return (
         Part(proposer.batch, proposer.samples, repeat=steps, trained=True),
-        Part(checks, 1, repeat=steps, prompt=5632, written=256, turns=1),
+        Part(checks, 1, repeat=steps, prompt=prompt, written=256, turns=1),
         Part(solver.batch, solver.samples, repeat=steps, trained=True, scored=1.0),
     )
 

@@ -27,6 +27,7 @@ from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, ConfigError, Sectio
 
 # Their small runs: test_small_starts.py.
 PAGES = [(page, ()) for page in (cross, drzero, dspo, piplay, scope, ssp)]
+PAGES += [(page, ('small',)) for page in (drzero, dspo, piplay, scope, ssp)]
 PAGES += [(ablations, (row,)) for row in ablations.ROWS]
 
 

@@ -151,6 +151,36 @@ def test_what_is_chosen_fits_and_is_accepted_by_a_run(name, rank):
         assert choose(chosen, target).fields == planned.fields
 
 
+@pytest.mark.parametrize('name', CONFIGS)
+def test_a_small_run_fits_on_one_device_of_16_gb_and_on_a_cpu_of_24(name):
+    config = packaged_config(name, 'small')
+    for device in ('t4', 'l4', 'rtx4090', 'v5litepod-1', 'cpu:1'):
+        memory = choose(config, machine(device), given_by_hand(config))
+        assert memory.peak < 13 * GIB
+        # Without a plan it raises where a run does not fit.
+        planning.memory_line(config, machine(device))
+
+
+def test_a_gpu_without_bfloat16_computes_in_float32_without_the_kernel_of_triton():
+    config = packaged_config('drzero', 'small', {'policy.dtype': 'bfloat16'})
+    for name, dtype, page in (('rtx4090', 'bfloat16', 64), ('t4', 'float32', 0)):
+        chosen = choose(config, machine(name), given_by_hand(config)).fields
+        assert (chosen['policy.dtype'], chosen['sampler.page']) == (dtype, page)
+
+
+def test_memory_of_an_update_on_a_cpu_is_that_of_the_compiled_programs():
+    """Compiled for one CPU device: adapters of rank 32 over Qwen2.5-0.5B in float32, one row; temporaries in GiB."""
+    config = packaged_config('drzero', 'small')
+    compiled = {('blocked', True, True, 4096): 2.99, ('dense', False, False, 512): 3.39}
+    for (attention, scan, remat, tokens), temporaries in compiled.items():
+        config.policy.update(attention=attention, scan=scan, remat=remat)
+        config.micro.tokens = tokens
+        sizes = sizes_of('qwen2.5-0.5b')
+        memory = memory_of(sizes, roles_of(config), fields.leaves(config), machine('cpu:1'))
+        parts = ('copies of weights', 'activations', 'head')
+        assert sum(memory.batch[part] for part in parts) / GIB == pytest.approx(temporaries, 0.05)
+
+
 MACHINES = {
     'v5litepod-4': (4, 1, 'v5e'),
     'v6e-16': (16, 4, 'v6e'),
@@ -159,6 +189,8 @@ MACHINES = {
     'v3-32': (32, 4, ''),
     '2*h200x8': (16, 2, 'h200'),
     '2*h100': (2, 2, 'h100'),
+    't4': (1, 1, 't4'),
+    'rtx4090x2': (2, 1, 'rtx4090'),
     'cpu:2': (2, 1, 'cpu'),
     '2*8': (16, 2, ''),
 }

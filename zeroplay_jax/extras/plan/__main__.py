@@ -2,13 +2,14 @@
 
     zeroplay plan --config=configs/drzero.py --machine=v5litepod-16
     zeroplay plan --config=configs/ssp.py --machine=v5litepod-4 --config.policy.adapters.rank=32
+    zeroplay plan --config=configs/drzero.py:small --machine=t4
     zeroplay plan --config=configs/dspo.py --machine=h100x8 --policy=hf://Qwen/Qwen2.5-3B-Instruct
 
 Prints memory by part, time and price, the machine that fits at the least price per hour and what a smaller one takes to
 stderr, and to stdout what is chosen: flags for `zeroplay train`, beside those given.
 
 Nothing is downloaded or compiled: of a policy only config.json is read, or its name is known. Machines: v5litepod-4,
-v6e-8, v5p-32, h100x8 (GPUs of a host), 2*h100x8 (hosts), cpu:2 (devices).
+v6e-8, v5p-32, t4, l4, rtx4090, h100x8 (GPUs of a host), 2*h100x8 (hosts), cpu:2 (devices).
 """
 
 from __future__ import annotations
@@ -73,6 +74,8 @@ def _check_rules(config: Any, planned: Memory) -> None:
     shaped.update_from_flattened_dict(
         {name: planned.fields[name] for name in fields.leaves(config)}
     )
+    if planned.machine.hosts > 1:
+        shaped.distributed.mode = 'auto'
     if shaped.prompts not in PROMPT_SETS:
         shaped.prompts = 'full'
     rules.check(shaped, has_files=False)
@@ -88,9 +91,14 @@ def _table(planned: Memory) -> list[str]:
         pair = [parts.get(part, 0) / GIB for parts in (rollouts, updates)]
         if any(pair):
             lines.append(f'{part:20} {pair[0]:8.2f} {pair[1]:8.2f}')
-    limit = 'beside libraries and index; within 16 % of a run (benchmarks/results/true_shapes.tsv)'
+    limit = 'beside libraries and index; within 12 % of a run (benchmarks/results/small.tsv)'
     if target.kind in CHIPS:
-        memory = CHIPS[target.kind].memory / GIB
+        chip = CHIPS[target.kind]
+        if not chip.has_bfloat16:
+            lines[1] = (
+                f'{target.kind} has no bfloat16: the run computes in float32, because policy.dtype has no float16'
+            )
+        memory = chip.memory / GIB
         limit = f'of {memory:.2f}; {ERROR:.0%} stay free, because these sums are estimates'
     sums = [sum(parts.values()) / GIB for parts in (rollouts, updates)]
     lines.append(f'{"together":20} {sums[0]:8.2f} {sums[1]:8.2f}  {limit}')

@@ -16,17 +16,19 @@ class Chip(NamedTuple):
     """Peak figures of one TPU chip or GPU, from its data sheet.
 
     Attributes:
-      flops: bfloat16 operations per second.
+      flops: bfloat16 operations per second; float32 ones without bfloat16.
       bandwidth: bytes per second of its memory.
       memory: bytes that programs may use.
       dollars: price of an hour on demand. Of TPUs the list price of Google Cloud in 2025, of GPUs a rough market price:
         machines are put in order by it.
+      has_bfloat16: whether products of bfloat16 are computed; without it a run computes in float32.
     """
 
     flops: float
     bandwidth: float
     memory: float
     dollars: float
+    has_bfloat16: bool = True
 
 
 CHIPS = {
@@ -35,8 +37,14 @@ CHIPS = {
     'v5p': Chip(459e12, 2765e9, 95.0 * GIB, 4.2),
     'h100': Chip(989e12, 3.35e12, 77 * GIB, 3.0),
     'h200': Chip(989e12, 4.8e12, 138 * GIB, 3.8),
+    # NVIDIA's data sheet of the T4: 8.1e12 float32 operations. Its tensor cores have float16, which is no policy.dtype.
+    't4': Chip(8.1e12, 320e9, 14.5 * GIB, 0.35, False),
+    # Data sheet of the L4: 242e12 operations with sparsity, half of it without.
+    'l4': Chip(121e12, 300e9, 21.8 * GIB, 0.7),
+    # NVIDIA's paper on the Ada architecture: dense bfloat16 with float32 sums.
+    'rtx4090': Chip(165e12, 1008e9, 23.2 * GIB, 0.5),
 }
-GPUS = ('h100', 'h200')
+GPUS = ('h100', 'h200', 't4', 'l4', 'rtx4090')
 # Chips of a TPU host, by generation, in slices of several hosts; the largest slice with a single host; and how many
 # units of the name (chips, or cores of which two are a chip) a device has.
 _TPUS = {
@@ -57,7 +65,7 @@ _OFFERED = {
 _CATALOG = """
 v5litepod-1 v5litepod-4 v5litepod-8 v5litepod-16 v5litepod-32 v5litepod-64 v5litepod-128 v5litepod-256
 v6e-1 v6e-4 v6e-8 v6e-16 v6e-32 v6e-64 v6e-128 v6e-256 v5p-8 v5p-16 v5p-32 v5p-64 v5p-128 v5p-256
-h100x1 h100x2 h100x4 h100x8 h200x1 h200x2 h200x4 h200x8
+h100x1 h100x2 h100x4 h100x8 h200x1 h200x2 h200x4 h200x8 t4x1 l4x1 rtx4090x1
 """
 
 

@@ -79,6 +79,9 @@ _ROLLOUT = {'tpu': (2.07, 2.4, 4.05, 5.3, 2.97), 'gpu': (1.36, 0.0, 38.4, 12.4, 
 _PREFILL_ROWS = 4
 # On CPUs, bytes per layer of compiled programs and of what their compiler leaves (benchmarks/results/true_shapes.tsv).
 _PROGRAMS = 42 * 2**20
+# Float32 scores that dense attention keeps of a layer for the backward pass, as multiples of heads · tokens². Like the
+# activations of kept layers they are fitted to updates of Qwen2.5-0.5B that were compiled for a CPU.
+_DENSE_SCORES = 3
 # Share of a chip by which the sums differ from compiled programs at most.
 ERROR = 0.06
 
@@ -181,7 +184,12 @@ def memory_of(sizes: Sizes, roles: Roles, fields: Mapping[str, Any], machine: Ma
     rollouts = (
         weights | caches | {'activations': _rollout(sizes, sampler, device, width, item, split)}
     )
-    temporaries = _update(sizes, roles, fields, device, width, item, masters, layer_weights)
+    # XLA's CPU backend recomputes layers in a loop only.
+    recomputes = fields['policy.scan'] or machine.kind != 'cpu'
+    keeps_layers = not (fields['policy.remat'] and recomputes)
+    temporaries = _update(
+        sizes, roles, fields, device, width, item, masters, layer_weights, keeps_layers
+    )
     gradients = {'gradients': masters} | temporaries
     batch = {'masters': masters, 'reference, teacher': roles.distills * teacher}
     step = {'masters': masters, 'optimizer': 2 * masters}
@@ -228,6 +236,7 @@ def _update(
     item: int,
     masters: float,
     layer_weights: float,
+    keeps_layers: bool,
 ) -> dict[str, float]:
     """Returns the temporaries of a micro-batch."""
     split, adapts = fields['mesh.model'], roles.rank > 0
@@ -239,12 +248,16 @@ def _update(
     shards = fields['mesh.replica'] * fields['mesh.fsdp']
     tokens = fields['micro.rows'] / shards * fields['micro.tokens']
     row = sizes.layers * sizes.hidden_size + of_width * width
-    if not fields['policy.remat']:
-        row += sizes.layers * (8 * sizes.hidden_size + 4 * width)
+    kept_layers = sizes.layers if keeps_layers else 1
+    if keeps_layers:
+        row += sizes.layers * (8 * sizes.hidden_size + 6 * width)
+    scores = 0.0
+    if fields['policy.attention'] == 'dense':
+        scores = 4 * tokens * fields['micro.tokens'] * sizes.heads / split
     chunk = min(fields['policy.logit_chunk'], fields['micro.tokens'])
     head = logits + teacher * roles.distills
     return {
         'copies of weights': copies * item * layer_weights + of_masters * masters,
-        'activations': item * tokens * row,
+        'activations': item * tokens * row + _DENSE_SCORES * kept_layers * scores,
         'head': head * 4 * chunk * sizes.vocab_size / split,
     }

@@ -76,6 +76,9 @@ SHAPES = {
     'v5p': Shapes(128, 1024, (64, 128, 256), (2, 1)),
     'h100': Shapes(64, 512, (64,)),
     'h200': Shapes(64, 512, (64,)),
+    't4': Shapes(64, 128, (32,)),
+    'l4': Shapes(64, 256, (32,)),
+    'rtx4090': Shapes(64, 512, (64,)),
 }
 
 
@@ -123,8 +126,11 @@ def choose(config: Any, target: Machine, given: Collection[str] = ()) -> Memory 
         return memory_of(sizes, roles, values | _on_cpu(values, target, given), target)
     # The number of devices is the machine's.
     values['cpu_devices'] = 1
-    limit = (1 - ERROR) * CHIPS[target.kind].memory
+    chip = CHIPS[target.kind]
+    limit = (1 - ERROR) * chip.memory
     kept = {name: values[name] for name in given}
+    if not chip.has_bfloat16:
+        kept['policy.dtype'] = 'float32'
     placements = list(_placements(sizes, roles, values, target, kept))
     tries = [*itertools.product(placements, _ENOUGH)]
     tries += [(placement, few) for few, placement in itertools.product(_FEW, placements)]
@@ -182,6 +188,8 @@ def _placements(
         # What the kernel for pages takes (policy/ragged_tpu.py).
         has_pages = is_gpu or heads in (1, 2, 4) or heads % 8 == 0
         has_pages &= shapes.page < values['sampler.context'] and not sizes.delta_layers
+        # Triton compiles for GPUs with compute capability 8.0 and up, which have bfloat16.
+        has_pages &= CHIPS[target.kind].has_bfloat16
         # Of slots alone the used positions can be read.
         has_pages &= kept.get('sampler.attention') != 'used'
         yield {
@@ -264,6 +272,7 @@ def advice(config: Any, target: Machine, given: Collection[str] = ()) -> str:
       given: as of `choose`.
     """
     changed, flags = config.copy_and_resolve_references(), ''
+    is_fitting = _fits(config, target, given)
     # Machines → the fewest changes with which they fit.
     texts: dict[str, str] = {}
     for name, value in (None, None), *_CHANGES:
@@ -276,7 +285,7 @@ def advice(config: Any, target: Machine, given: Collection[str] = ()) -> str:
                 flags += ' ' + _LINEARS_BESIDE_EXPERTS
         fitting = (choice for choice in catalog() if _fits(changed, choice, given))
         machines = list(itertools.islice(fitting, 1))
-        if flags and _fits(changed, target, given):
+        if not is_fitting and _fits(changed, target, given):
             machines.append(target)
         prices = [f'{choice.name} (about ${choice.dollars:.2f} an hour)' for choice in machines]
         if prices:
