@@ -14,7 +14,7 @@ FIELDS = """
     ssp.checker=judge judge.kind=policy judge.tokens=64 reader.samples=3 solver.learning_rate=1e-5
     mesh.replica=2 micro.rows=2 world.train=(0,3) world.evaluation=(0,1) eval.questions=1 eval.hops=(1,)
     proposer.steps=2 solver.steps=2 checkpoint.every=1
-    checkpoint.keep=100 proposer.batch=5 log_trajectories=1000 log.writers=()
+    checkpoint.keep=100 solver.top_k=20 proposer.batch=5 log_trajectories=1000 log.writers=()
 """
 RUN = ['--config=configs/ssp.py:mini', *config_flags(FIELDS)]
 HEARTBEAT = 10
