@@ -8,7 +8,8 @@ kernel of its expert. The result of a token does not depend on which others are 
 differently, and the log-prob of the token then jumps. The sampler therefore records the experts of every token that it
 computes, those of prompts and observations too, beside keys and values; they travel with the rollout, and the update
 uses them again, with the router's present probabilities of these experts (R3; arXiv:2510.11370). A record has the
-experts of all layers of a token side by side: [layers · per_token], NOT_RECORDED where the router shall choose.
+experts of all layers of a token side by side: [layers · per_token], NOT_RECORDED where the router shall choose. Beside
+gated delta nets (policy/delta.py) the tokens of a turn are computed again for the next one, and the record is of then.
 
 Axis names: those of policy/attention.py; choices: layers · per_token.
 """

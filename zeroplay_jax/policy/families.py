@@ -117,7 +117,7 @@ _ONLY: dict[str, Any] = {
     'per_layer_config': {},
     'residual_multiplier': 1,
 }
-# What other families would need, by the beginning of the names of their classes.
+# What other families would need, by a part of the names of their classes.
 _MISSING = {
     'Gemma4': 'embeddings of every layer, layers that share keys and values, heads of two sizes',
     'GptOss': 'sinks of attention, experts with biases, weights as MXFP4',
