@@ -61,17 +61,20 @@ def rows(samples: list[Sample], records: list[dict[str, Any]]) -> Iterator[tuple
         signs = [record.get(f'{role}/{name}', '') for name in ('sampler_gap', 'gradient_norm')]
         for stage, start, end in (('rollouts', began, updates), ('update', updates, ended)):
             inside = [sample.resident for sample in samples if start <= sample.time <= end]
-            if inside:
-                yield step, role, stage, round(end - start), max(inside) - before, *signs
+            if inside and end - start > 1:
+                memory = f'{max(inside) - before:.2f}'
+                yield step, role, stage, round(end - start), memory, *signs
         began = ended
 
 
 def main() -> None:
     """Runs the command and prints its rows."""
-    words = sys.argv[1:]
-    (workdir,) = [word.partition('=')[2] for word in words if word.startswith('--workdir=')]
-    metrics = pathlib.Path(workdir, 'metrics.jsonl')
-    samples = watch(['-m', 'zeroplay_jax.main', *words], metrics)
+    parser = command.parser('machines.stages', __doc__)
+    parser.add_argument('--workdir', required=True, help='of the run')
+    arguments, words = parser.parse_known_args()
+    metrics = pathlib.Path(arguments.workdir, 'metrics.jsonl')
+    run = ['-m', 'zeroplay_jax.main', f'--workdir={arguments.workdir}', *words]
+    samples = watch(run, metrics)
     for row in rows(samples, command.read_lines(metrics)):
         print(*row, sep='\t')
 

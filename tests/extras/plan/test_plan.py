@@ -179,6 +179,9 @@ def test_memory_of_an_update_on_a_cpu_is_that_of_the_compiled_programs():
         memory = memory_of(sizes, roles_of(config), fields.leaves(config), machine('cpu:1'))
         parts = ('copies of weights', 'activations', 'head')
         assert sum(memory.batch[part] for part in parts) / GIB == pytest.approx(temporaries, 0.05)
+    config = packaged_config('piplay', 'small')
+    memory = memory_of(sizes, roles_of(config), fields.leaves(config), machine('cpu:1'))
+    assert sum(memory.batch[part] for part in parts) / GIB == pytest.approx(5.47, 0.05)
 
 
 MACHINES = {

@@ -184,12 +184,8 @@ def memory_of(sizes: Sizes, roles: Roles, fields: Mapping[str, Any], machine: Ma
     rollouts = (
         weights | caches | {'activations': _rollout(sizes, sampler, device, width, item, split)}
     )
-    # XLA's CPU backend recomputes layers in a loop only.
-    recomputes = fields['policy.scan'] or machine.kind != 'cpu'
-    keeps_layers = not (fields['policy.remat'] and recomputes)
-    temporaries = _update(
-        sizes, roles, fields, device, width, item, masters, layer_weights, keeps_layers
-    )
+    is_cpu = machine.kind == 'cpu'
+    temporaries = _update(sizes, roles, fields, device, width, item, masters, layer_weights, is_cpu)
     gradients = {'gradients': masters} | temporaries
     batch = {'masters': masters, 'reference, teacher': roles.distills * teacher}
     step = {'masters': masters, 'optimizer': 2 * masters}
@@ -236,7 +232,7 @@ def _update(
     item: int,
     masters: float,
     layer_weights: float,
-    keeps_layers: bool,
+    is_cpu: bool,
 ) -> dict[str, float]:
     """Returns the temporaries of a micro-batch."""
     split, adapts = fields['mesh.model'], roles.rank > 0
@@ -245,11 +241,16 @@ def _update(
         copies = _UPDATE[device, True][0]
     # A loop over the layers reads a stack of their weights.
     copies *= fields['policy.scan'] or not adapts
+    # So does that of a teacher, where XLA does not merge both stacks.
+    if is_cpu:
+        copies *= 1 + roles.distills
     shards = fields['mesh.replica'] * fields['mesh.fsdp']
     tokens = fields['micro.rows'] / shards * fields['micro.tokens']
     row = sizes.layers * sizes.hidden_size + of_width * width
-    kept_layers = sizes.layers if keeps_layers else 1
-    if keeps_layers:
+    # XLA's CPU backend recomputes layers in a loop only.
+    recomputes = fields['policy.remat'] and (fields['policy.scan'] or not is_cpu)
+    kept_layers = 1 if recomputes else sizes.layers
+    if not recomputes:
         row += sizes.layers * (8 * sizes.hidden_size + 6 * width)
     scores = 0.0
     if fields['policy.attention'] == 'dense':
