@@ -153,7 +153,7 @@ class Device:
 
     shards = 1
     has_states = False
-    choices = None
+    choices = truncation = None
 
     def __init__(self, config: Settings, costs: CallCosts):
         self.config = config

@@ -154,7 +154,7 @@ class SlotPool:
         ends = self.sampler.ends[rollout.slot]
         ends[:] = NO_TOKEN
         ends[: len(ids)] = ids
-        if self.sampler.config.kept:
+        if self.sampler.truncation is not None:
             self.sampler.truncation[rollout.slot] = rollout.request.truncation
 
     def _noise_key(self, rollout: Rollout) -> np.ndarray:
