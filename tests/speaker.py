@@ -13,7 +13,8 @@ class Speaker:
         self.config = config or SamplerConfig(4, 1024, 64, 4, 4, 4, 128, eos=codec.eos_ids)
         slots = self.config.slots
         self.state, self.slots = None, [[] for _ in range(slots)]
-        self.choices, self.has_states = None, False
+        self.choices = self.truncation = None
+        self.has_states = False
         self.shards, self.table, self.age = 1, None, np.zeros(slots, np.int32)
         self.ends = np.zeros((slots, MOST_ENDS), np.int32)
 

@@ -49,7 +49,8 @@ class CountedDevice:
 
     def __init__(self, config, turn_lengths, shards=1):
         self.config, self.turn_lengths = config, turn_lengths
-        self.shards, self.table, self.state, self.choices = shards, None, None, None
+        self.shards, self.table, self.state = shards, None, None
+        self.choices = self.truncation = None
         self.has_states = False
         self.age = np.zeros(config.slots, np.int32)
         self.ends = np.zeros((config.slots, MOST_ENDS), np.int32)
