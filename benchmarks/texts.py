@@ -63,6 +63,8 @@ def write_questions(workdir: pathlib.Path) -> pathlib.Path:
     """Writes questions about the passages that training may read; returns the file."""
     path = workdir / 'labelled.jsonl'
     if not path.exists():
+        if not (workdir / 'held_out.jsonl').exists():
+            raise UserError(f'{workdir}: has no questions yet; give another arm first')
         lines = (workdir / 'held_out.jsonl').read_text(encoding='utf-8').splitlines()
         held_out = {json.loads(line)['document_id'] for line in lines}
         passages = [item for item in read(workdir / 'corpus.jsonl') if item[1].id not in held_out]
@@ -108,6 +110,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     args.folder.mkdir(parents=True, exist_ok=True)
     rows = []
     with one_line_errors('benchmarks.texts'):
+        names = [corpus.name for corpus in args.corpora]
+        if len({*names}) < len(names):
+            raise UserError(f'--corpora: two have the same name, by which runs are kept: {names}')
         for corpus in args.corpora:
             for name in args.arms:
                 for seed in args.seeds:

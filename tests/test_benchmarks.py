@@ -92,7 +92,8 @@ def test_every_proposer_chooses_what_pays_most():
     for row in rows:
         wanted = best.get(row['proposer'], 0.5)
         assert float(row['best chance']) == pytest.approx(wanted, abs=1e-3)
-        assert float(row['mean chance']) == pytest.approx(wanted, abs=0.05)
+        # Of single choices: the mean chance of a uniform choice is the best one of most rewards.
+        assert float(row['last distance']) < 0.05 < 0.15 < float(row['first distance'])
 
 
 def test_the_engine_plays_the_game(tmp_path, monkeypatch):

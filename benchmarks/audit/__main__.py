@@ -39,7 +39,7 @@ def totals(run: pathlib.Path, mistake: str) -> tuple[int, float, float, float]:
     for record in audit(run, mistake):
         print(json.dumps(record), flush=True)
         updates += record['updates']
-        # NaN stays: the rewards of other recipes are not known here.
+        # NaN stays: these rewards are not known here, and the table says so.
         rewards = float(np.maximum(rewards, record['rewards']))
         advantages = max(advantages, record['advantages'])
         distances[record['weights']] = record['distance']

@@ -37,15 +37,12 @@ def audit(run: pathlib.Path, mistake: str = '') -> Iterator[dict]:
     metrics = {line['step']: line for line in read_lines(run / 'metrics.jsonl')}
     policies, roles = {}, {}
     logged = read_updates(run)
+    lines: dict[int, list[dict]] = {}
+    for line in read_lines(run / 'rows.jsonl'):
+        lines.setdefault(line['step'], []).append(line)
     for step, updates in logged.items():
         records: list[dict] = []
-        lines = [
-            rollout.record
-            for minibatches in updates.values()
-            for rollouts in minibatches.values()
-            for rollout in rollouts
-        ]
-        rewards = largest_error(lines, config)
+        rewards = largest_error(lines[step], config)
         for name, minibatches in updates.items():
             weights = name if config['weights'] == 'separate' else 'policy'
             _check(

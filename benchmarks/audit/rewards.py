@@ -15,23 +15,25 @@ _ELEMENT = re.compile(r'\s*<(\w+)>.*?</\1>\s*', re.DOTALL)
 
 
 def largest_error(rows, config):
-    """Returns the largest difference of the rewards of a step from those in its log; NaN for other recipes.
+    """Returns the largest difference of the rewards of a step from those in its log.
+
+    NaN where they are not known here: of other recipes, difficulties and measures of answers.
 
     Args:
       rows: all lines of the step in rows.jsonl.
       config: that of the run.
     """
-    try:
-        errors = [
-            abs(_reward(row, config, rows) - row['reward']) for row in rows if not row['drop']
-        ]
-    except KeyError:
-        return math.nan
-    return max(errors, default=0.0)
-
-
-def _reward(row, config, rows):
-    return _REWARDS[config['recipe'], row['role']](row, config, rows)
+    largest = 0.0
+    for row in rows:
+        kind = config['recipe'], row['role']
+        difficulty = config['reward']['difficulty']
+        is_known = config['reward']['answer'] in ('em', 'subem') and kind in _REWARDS
+        if not is_known or difficulty != _DIFFICULTY.get(kind, difficulty):
+            return math.nan
+        if not row['drop']:
+            reward = _REWARDS[kind](row, config, rows)
+            largest = max(largest, abs(reward - row['reward']))
+    return largest
 
 
 def _turns(row):
@@ -142,6 +144,13 @@ def _open_answer(row, config, rows):
     return judged + config['reward']['format_weight'] * form + search
 
 
+# Proposers → the difficulty that is computed here.
+_DIFFICULTY = {
+    ('drzero', 'proposer'): 'linear',
+    ('piplay', 'proposer'): 'linear',
+    ('ssp', 'proposer'): 'one_minus',
+    ('scope', 'proposer'): 'triangle',
+}
 # Recipe and role → reward of a line.
 _REWARDS = {
     ('drzero', 'proposer'): _question,

@@ -3,8 +3,9 @@
 The game is benchmarks/game/recipe.py. The difficulty, the number of solver rollouts, the groups, advantages, loss and
 optimiser are those of a paper's config; the learning rate, the steps and the rollouts of a step are the game's. The
 policy has the size of the miniature's, and random weights, in which documents of similar chances are similar. Prints
-a row per run: the chance with the highest expected reward, which is computed by enumeration, and the mean chance of the
-choices of the last steps. A folder of finished runs gives the same table again.
+a row per run: the chance with the highest expected reward, which is computed by enumeration; and of the choices of the
+first step and of the last ones the mean chance, and the mean distance of their chances from the best one. A folder of
+finished runs gives the same table again.
 """
 
 from __future__ import annotations
@@ -150,16 +151,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments.add_argument('--folder', type=pathlib.Path, required=True, help='of the runs')
     arguments.add_argument('--svg', type=pathlib.Path, help='figure to write')
     args = arguments.parse_args(argv)
-    print('proposer\tseed\tbest chance\tmean chance')
+    print('proposer\tseed\tbest chance\tfirst chance\tfirst distance\tlast chance\tlast distance')
     chosen: dict[str, list[np.ndarray]] = {}
     with one_line_errors('benchmarks.game'):
         for proposer in args.proposers:
             best = best_chance(paper_config(proposer).reward)
             for seed in args.seeds:
-                shares = play(proposer, seed, args.folder)[-LAST:].mean(0)
-                chosen.setdefault(proposer, []).append(shares)
-                numbers = f'{best:.3f}\t{shares @ CHANCES:.3f}'
-                print(PROPOSERS[proposer], seed, numbers, sep='\t', flush=True)
+                of_steps = play(proposer, seed, args.folder)
+                last = of_steps[-LAST:].mean(0)
+                chosen.setdefault(proposer, []).append(last)
+                numbers = [best]
+                for shares in (of_steps[0], last):
+                    numbers += [shares @ CHANCES, shares @ abs(CHANCES - best)]
+                cells = [f'{number:.3f}' for number in numbers]
+                print(PROPOSERS[proposer], seed, *cells, sep='\t', flush=True)
     if args.svg:
         draw(args.svg, chosen)
 

@@ -45,7 +45,9 @@ def watch(words: list[str], metrics: pathlib.Path) -> list[Sample]:
             lines = metrics.read_bytes().count(b'\n') if metrics.exists() else 0
             samples.append(Sample(time.monotonic(), pages * PAGE / GIB, reads, lines))
         time.sleep(0.2)
-    return samples
+    # The last lines may be younger than the last sample.
+    lines = metrics.read_bytes().count(b'\n')
+    return [*samples, samples[-1]._replace(time=time.monotonic(), lines=lines)]
 
 
 def rows(samples: list[Sample], records: list[dict[str, Any]]) -> Iterator[tuple]:
