@@ -11,6 +11,10 @@ from zeroplay_jax.configs import piplay
 
 def get_config(variant=''):
     """Returns the combination with Dr. Zero's sizes, or with the variant 'mini' that of a miniature run."""
+    if variant not in ('', 'mini'):
+        raise ValueError(
+            f'no variant {variant!r}; there is configs/cross.py and configs/cross.py:mini'
+        )
     config = piplay.get_config(variant)
     config.drzero.group = 'hop'
     config.solver.update(

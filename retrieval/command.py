@@ -231,7 +231,8 @@ def quiet() -> Iterator[None]:
 # Imported without Keras, which takes a third of the import time and is not used here, and without devices: it only
 # tokenizes, searches and logs here, and would reserve all memory of the GPUs.
 _LEGACY_KERAS = 'TF_USE_LEGACY_KERAS'
-# While ScaNN is imported no other thread may import TensorFlow, which is hidden then.
+# While ScaNN is imported TensorFlow is hidden: a thread that imports it by itself, and not by `import_tensorflow`, would
+# fail in this tenth of a second.
 _TENSORFLOW_LOCK = threading.Lock()
 
 
@@ -252,6 +253,7 @@ def _interrupts_deferred() -> Iterator[None]:
             signal.raise_signal(number)
 
 
+@functools.cache
 def import_scann() -> ModuleType:
     """Returns ScaNN's module for NumPy, without importing TensorFlow.
 

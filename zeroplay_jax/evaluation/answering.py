@@ -524,7 +524,7 @@ def result_settings(
       retrieval: description of the searched corpus (`Library.about`).
       template: what was chosen for the chat template (`role_environment.template_record`); left out if nothing was.
       measured: metric, samples, limit, judge ('' for a metric without one), temperature, which is left out if it is
-        None or 0, and the truncation of the role if there is one.
+        None or 0.
     """
     # With search alone only the syntax is written, so that results of versions without other tools stay comparable.
     tools = syntax_for(config).name

@@ -154,7 +154,8 @@ class ServedModel:
         env = request.env
         body = request_fields(self._request, request.temperature, min(env.limits.turn_tokens, left))
         for name, value, off in zip(('top_p', 'top_k'), request.truncation, (1, 0)):
-            if value != off:
+            # A greedy answer leaves nothing out.
+            if request.temperature and value != off:
                 body.setdefault(name, value)
         if env.tools:
             body['tools'] = env.schemas

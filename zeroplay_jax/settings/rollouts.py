@@ -16,14 +16,14 @@ from zeroplay_jax.settings.kinds import (
 )
 
 # Ids of a set that a token is drawn from: all of them are recorded, and shapes are static.
-_MOST_KEPT = 512
+MOST_KEPT = 512
 
 
 def most_kept(top_p: float, top_k: int) -> int:
     """Returns the most ids that tokens are drawn from with these fields of a role; 0: the whole vocabulary."""
     if top_p == 1 and not top_k:
         return 0
-    return min(top_k or _MOST_KEPT, _MOST_KEPT)
+    return top_k or MOST_KEPT
 
 
 class Sampler(Section):

@@ -39,7 +39,7 @@ from zeroplay_jax.settings.kinds import (
     one_of_or_function,
     requires,
 )
-from zeroplay_jax.settings.rollouts import Rollout, Sampler
+from zeroplay_jax.settings.rollouts import MOST_KEPT, Rollout, Sampler
 
 # The linear layers of a decoder layer, all of which can have adapters. Gated delta nets have other ones in place of
 # queries, keys, values and their output.
@@ -429,8 +429,8 @@ class TrainedRole(Section):
     top_p: Annotated[float, requires(lambda x: 0 < x <= 1, 'give more than 0, at most 1')] = 1.0
     """Tokens are drawn from the fewest ids that have this probability together, 512 at most; 1: from all ([what the
     loss reads](concepts.md#top-p-and-top-k))."""
-    top_k: NonNegativeInt = 0
-    """Tokens are drawn from so many of the likeliest ids, 512 at most; 0: from all. top_p then counts within these."""
+    top_k: Annotated[int, requires(lambda x: 0 <= x <= MOST_KEPT, f'give 0 to {MOST_KEPT}')] = 0
+    """Tokens are drawn from so many of the likeliest ids; 0: from all. top_p then counts within these."""
     advantage: Annotated[str, one_of_or_function('group', 'turn')] = 'group'
     """Of rollouts by their outcomes (group), of turns by what follows them
     ([turn](../zeroplay_jax/objectives/README.md#an-advantage-per-turn)), or package.module:function."""

@@ -120,7 +120,7 @@ def test_two_searches_and_an_answer(serve):
     assert [found.queries for found in rollout.calls] == [['Ann'], ['Bob', 'Cy']]
     first, _, last = server.bodies
     assert first['model'] == 'model' and first['temperature'] == 0.0 and first['max_tokens'] == 64
-    assert first['top_k'] == 20 and 'top_p' not in first
+    assert not {'top_k', 'top_p'} & first.keys()
     assert [tool['function']['name'] for tool in first['tools']] == ['search']
     (message,) = first['messages']
     assert 'Who taught Ann?' in message['content'] and '<search>' not in message['content']
@@ -130,6 +130,13 @@ def test_two_searches_and_an_answer(serve):
     assert 'tool_choice' not in last
     summary = 'model: 3 requests, 30 prompt tokens, 9 completion tokens, 1 answers, 0 of them'
     assert context.model.summary().startswith(summary)
+
+
+
+def test_several_samples_are_drawn_as_the_role_is(serve):
+    server = serve([text('<think>so</think><answer>Bob</answer>')] * 2)
+    play(server, samples=2)
+    assert [body['top_k'] for body in server.bodies] == [20, 20]
 
 
 def test_what_only_weights_can_do_is_refused_in_one_line(serve):

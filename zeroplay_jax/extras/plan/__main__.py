@@ -91,12 +91,12 @@ def _table(planned: Memory) -> list[str]:
         pair = [parts.get(part, 0) / GIB for parts in (rollouts, updates)]
         if any(pair):
             lines.append(f'{part:20} {pair[0]:8.2f} {pair[1]:8.2f}')
-    limit = 'beside libraries and index; within 12 % of a run (benchmarks/results/small.tsv)'
+    limit = 'beside libraries and index; within 16 % of a run (benchmarks/results/small.tsv, true_shapes.tsv)'
     if target.kind in CHIPS:
         chip = CHIPS[target.kind]
         if not chip.has_bfloat16:
             lines[1] = (
-                f'{target.kind} has no bfloat16: the run computes in float32, because policy.dtype has no float16'
+                f'{target.kind} has no bfloat16: take float32, because policy.dtype has no float16'
             )
         memory = chip.memory / GIB
         limit = f'of {memory:.2f}; {ERROR:.0%} stay free, because these sums are estimates'
