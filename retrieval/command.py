@@ -231,8 +231,8 @@ def quiet() -> Iterator[None]:
 # Imported without Keras, which takes a third of the import time and is not used here, and without devices: it only
 # tokenizes, searches and logs here, and would reserve all memory of the GPUs.
 _LEGACY_KERAS = 'TF_USE_LEGACY_KERAS'
-# While ScaNN is imported TensorFlow is hidden: a thread that imports it by itself, and not by `import_tensorflow`, would
-# fail in this tenth of a second.
+# While ScaNN is imported TensorFlow is hidden: a thread that imports it by itself, and not by `import_tensorflow`,
+# would fail in this tenth of a second.
 _TENSORFLOW_LOCK = threading.Lock()
 
 

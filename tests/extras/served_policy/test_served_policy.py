@@ -132,7 +132,6 @@ def test_two_searches_and_an_answer(serve):
     assert context.model.summary().startswith(summary)
 
 
-
 def test_several_samples_are_drawn_as_the_role_is(serve):
     server = serve([text('<think>so</think><answer>Bob</answer>')] * 2)
     play(server, samples=2)

@@ -96,7 +96,7 @@ def _table(planned: Memory) -> list[str]:
         chip = CHIPS[target.kind]
         if not chip.has_bfloat16:
             lines[1] = (
-                f'{target.kind} has no bfloat16: take float32, because policy.dtype has no float16'
+                f'{target.kind} has no bfloat16: the plan takes float32, because policy.dtype has no float16'
             )
         memory = chip.memory / GIB
         limit = f'of {memory:.2f}; {ERROR:.0%} stay free, because these sums are estimates'

@@ -130,7 +130,7 @@ def choose(config: Any, target: Machine, given: Collection[str] = ()) -> Memory 
     limit = (1 - ERROR) * chip.memory
     kept = {name: values[name] for name in given}
     if not chip.has_bfloat16:
-        kept.setdefault('policy.dtype', 'float32')
+        kept['policy.dtype'] = 'float32'
     placements = list(_placements(sizes, roles, values, target, kept))
     tries = [*itertools.product(placements, _ENOUGH)]
     tries += [(placement, few) for few, placement in itertools.product(_FEW, placements)]
