@@ -55,7 +55,7 @@ def _roles() -> Iterator[tuple[str, ConfigDict, bool]]:
 
 def estimators() -> dict[tuple[str, ...], tuple[ConfigDict, bool, bool]]:
     """Returns the arguments below of the distinct estimators, by their cells in the table up to the role."""
-    found = {}
+    distinct = {}
     for name, role, spans in _roles():
         settings = ConfigDict({'filter_groups': False, **role, 'constant_norm': exact.CONSTANT})
         for policy in ('fresh', 'stale')[: settings.minibatches]:
@@ -64,8 +64,8 @@ def estimators() -> dict[tuple[str, ...], tuple[ConfigDict, bool, bool]]:
             clips = [settings[clip] if stale else '' for clip in _CLIPS]
             of_loss = [settings[field] for field in _SETTINGS]
             cells = [*of_loss, *clips, 'all' if spans else 'question', policy]
-            found.setdefault(tuple(map(str, cells)), (name, settings, spans, stale))
-    return {(*cells, name): arguments for cells, (name, *arguments) in found.items()}
+            distinct.setdefault(tuple(map(str, cells)), (name, settings, spans, stale))
+    return {(*cells, name): arguments for cells, (name, *arguments) in distinct.items()}
 
 
 def expected_gradient(settings: Any, spans_questions: bool, stale: bool) -> np.ndarray:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -88,14 +89,14 @@ def play(corpus: pathlib.Path, name: str, seed: int, folder: pathlib.Path) -> Js
     if not kept.exists():
         command = [sys.executable, '-m', 'zeroplay_jax.quickstart', f'--corpus={corpus}']
         command += [f'--workdir={workdir}', '--config.progress=False', *flags(name, seed, workdir)]
-        with kept.with_suffix('.log').open('w') as log:
-            status = subprocess.run(command, stdout=log, stderr=log).returncode
+        log = kept.with_suffix('.log')
+        with log.open('w') as output:
+            status = subprocess.run(command, stdout=output, stderr=output).returncode
         if status:
-            raise UserError(f'{kept.stem} ended with status {status}; see {log.name}')
-        # Only the newest run of the workdir has just been written.
-        summaries = workdir.glob('run*/summary.json')
-        newest = max(summaries, key=lambda path: path.stat().st_mtime)
-        kept.write_bytes(newest.read_bytes())
+            raise UserError(f'{kept.stem} ended with status {status}; see {log}')
+        # Named there, because other runs of the workdir may be newer: a finished one is not written again.
+        (run,) = re.findall('^== self-play: (.*); it can be', log.read_text(), re.M)
+        kept.write_bytes(pathlib.Path(run, 'summary.json').read_bytes())
     return json.loads(kept.read_text())
 
 

@@ -48,7 +48,7 @@ from zeroplay_jax.settings.kinds import (
     requires,
 )
 from zeroplay_jax.settings.schema import Config
-from zeroplay_jax.types import Outcome, Question, Row, RowInfo, Task, TaskDropped, Trajectory
+from zeroplay_jax.types import Json, Outcome, Question, Row, RowInfo, Task, TaskDropped, Trajectory
 
 # SCOPE's task types (appendix H) as the challenger reads them; any other name is used as it is.
 TASK_TYPES = {
@@ -271,11 +271,11 @@ class Recipe(RecipeBase):
             return
         assert context.judge is not None
         task_text = str(challenge.task)
-        found = []
+        evidence: list[Json] = [seed.passage]
         # A task that drifted away from its source document is still about the passages found on the way.
         if self.config.scope.relevant_to == 'evidence':
-            found = retrieved_passages(challenge.trajectory)
-        relevant_to = documents_text([seed.passage, *found])
+            evidence += retrieved_passages(challenge.trajectory)
+        relevant_to = documents_text(evidence)
         if self.config.scope.gates:
             for number, gate in enumerate(('entities', 'relevance')):
                 gate_identity = (*identity, 1, number)
