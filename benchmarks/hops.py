@@ -10,9 +10,9 @@ Each arm is configs/quickstart.py with the settings of `ARMS`. All but `quicksta
 of self-play, unless their settings say otherwise, and are evaluated with up to six hops. The start was shown chains of
 at most two hops (tools/checkpoints/base_parts.py). Runs from other starts, and of credit per turn, can be made from
 commit 21656cfd.
-Finished runs in --folder are not made again: give another one after a change of the code, whose hash stands beside each
-run as NAME.code. Prints a table: means over seeds, with the lowest and the highest seed; and the differences of the
-other arms from the first, paired by seed, with Student's 95 % intervals.
+Finished runs in --folder are not made again: give another one after a change of the code. Prints a table: means over
+seeds, with the lowest and the highest seed; and the differences of the other arms from the first, paired by seed, with
+Student's 95 % intervals.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from benchmarks.claims_runs import code_hash
 from benchmarks.command import one_line_errors, parser, table
 from zeroplay_jax.configuration import fields
 from zeroplay_jax.data import files
@@ -285,8 +284,6 @@ def play(folder: pathlib.Path, name: str, seed: int) -> dict[str, dict[str, floa
     workdir = folder / f'{name}-{seed}'
     summary = workdir / 'summary.json'
     if not summary.is_file():
-        # Before the run, because files may be edited meanwhile.
-        code = code_hash()
         if ARMS[name].questions:
             write_questions(_questions_file(workdir), ARMS[name].questions)
         command = [sys.executable, *words(name, seed, workdir)]
@@ -294,7 +291,6 @@ def play(folder: pathlib.Path, name: str, seed: int) -> dict[str, dict[str, floa
             status = subprocess.run(command, stdout=log, stderr=log).returncode
         if status:
             raise UserError(f'{name}, seed {seed} ended with status {status}; see {log.name}')
-        workdir.with_suffix('.code').write_text(code)
     return json.loads(summary.read_text())['em_by_hop']
 
 

@@ -26,7 +26,7 @@ LIBRARIES = """
     zeroplay_jax.run.loop zeroplay_jax.session zeroplay_jax.evaluation.report_builder
     zeroplay_jax.configuration.command_line zeroplay_jax.extras.inputs.builders orbax.checkpoint
     transformers.models.auto.configuration_auto transformers.models.qwen3.configuration_qwen3
-    benchmarks.machines.plan_time benchmarks.claims_runs
+    benchmarks.machines.plan_time zeroplay_jax.configs.ablations
 """.split()
 # Variables that no library reads while it is imported.
 READ_LATER = {'XLA_FLAGS', 'PYTEST_ADDOPTS', 'PYTEST_CURRENT_TEST', 'PYTHONPATH', 'NO_COLOR'}

@@ -1,4 +1,4 @@
-"""The pages have the figures of the stored rows; benchmarks of speed and of a game, and arms of claims, still run."""
+"""The pages have the figures of the stored rows; benchmarks of speed and of a game still run."""
 
 import csv
 import dataclasses
@@ -7,12 +7,10 @@ import numpy as np
 import pytest
 from python_process import ROOT
 
-from benchmarks import claims, claims_runs
 from benchmarks import rollout as bench
 from benchmarks.command import RESULTS
 from benchmarks.game import __main__ as game
 from benchmarks.peers import workload
-from zeroplay_jax.configuration import fields, rules
 from zeroplay_jax.evaluation.statistics import difference, interval_text
 
 pytestmark = pytest.mark.results
@@ -154,24 +152,3 @@ def test_the_page_says_what_credit_per_turn_has_shown():
     )
     gain = difference([0.0], np.subtract(by_turn, by_outcome))
     assert interval_text(gain, sign='+') in page('examples/turn_credit/README.md')
-
-
-def test_the_stored_table_of_claims_is_that_of_the_stored_runs(tmp_path):
-    (tmp_path / 'runs').symlink_to(RESULTS / 'runs')
-    claims.main(['--minutes', '0', '--out', str(tmp_path)])
-    for name in ('claims.json', 'claims.md'):
-        assert (tmp_path / name).read_text() == (RESULTS / name).read_text()
-
-
-@pytest.mark.parametrize('claim', claims.CLAIMS + claims.ABLATIONS, ids=lambda claim: claim.text)
-def test_arms_of_a_claim_differ_in_what_it_names_and_in_nothing_else(claim):
-    configs = []
-    for arm in filter(None, (claim.better, claim.worse)):
-        config = claims_runs.config_of(arm, seed=0)
-        if claims_runs.ARMS[arm].is_playable:
-            rules.check(config)
-        configs.append(fields.leaves(config))
-    # A field that only one recipe has belongs to the difference of the recipes.
-    common = configs[0].keys() & configs[-1].keys()
-    differing = {name for name in common if configs[0][name] != configs[-1][name]}
-    assert differing == set(claim.differs)
