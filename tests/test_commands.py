@@ -1,4 +1,4 @@
-"""What commands have in common: a list, flags as on the pages, Ctrl-C, progress for people alone."""
+"""What commands have in common: flags as on the pages, Ctrl-C, progress for people alone."""
 
 import functools
 import re
@@ -13,8 +13,6 @@ from python_process import ROOT, finish, run_python, start, start_python, wait_f
 from removed_extras import has_left, says_so
 from test_run import SMALL
 
-from zeroplay_jax import __main__ as package
-from zeroplay_jax.commands import COMMANDS as NAMES
 from zeroplay_jax.commands import to_copy
 from zeroplay_jax.configuration import command_line
 
@@ -63,16 +61,6 @@ def test_commands_of_pages_have_flags_and_fields_that_exist():
             command_line.load(config.removeprefix('--config=') or 'configs/quickstart.py', fields)
         checked += 1
     assert checked > 60
-
-
-def test_the_package_lists_its_commands_and_each_has_a_help(capsys):
-    assert package.main([]) == 0
-    listed = capsys.readouterr().out.splitlines()
-    for command, line in zip(NAMES, listed):
-        assert line.startswith(f'zeroplay {command} ')
-        help_of(f'zeroplay_jax.{NAMES[command]}')
-    assert package.main(['evalute']) == 2
-    assert 'did you mean evaluate?' in capsys.readouterr().err
 
 
 def test_a_printed_command_runs_where_it_is_copied(tmp_path, monkeypatch):

@@ -9,14 +9,9 @@ import time
 import jax
 import numpy as np
 import pytest
-from host_processes import (
-    RUN,
-    finish,
-    play,
-    processes_of_script,
-)
-from python_process import FLAGS, PIPES, ROOT, wait_for
-from run_files import count_steps, final_states, lines, without_clock
+from host_processes import RUN, finish, play, processes_of_script
+from python_process import FLAGS, PIPES, ROOT
+from run_files import final_states, lines, without_clock
 
 from zeroplay_jax.learner.checkpoint import saved_steps
 
@@ -75,21 +70,6 @@ def test_two_processes_learn_what_one_learns(one, two):
         # gradient, of norm 1e-8, differs by more than its own.
         distance = np.linalg.norm(ours[name] - moment)
         assert distance <= 1e-4 * np.linalg.norm(moment) + 1e-9, name
-
-
-@pytest.mark.long
-def test_a_signal_to_one_process_saves_the_same_step_in_all(two, tmp_path):
-    """Whatever `checkpoint.every` is; the same command then ends as if nothing had happened."""
-    workdir = tmp_path / 'run'
-    running = play(workdir, 2, '--config.checkpoint.every=50')
-    wait_for(lambda: count_steps(workdir) >= 2, *running)
-    running[1].send_signal(signal.SIGTERM)
-    texts = [process.communicate(timeout=120)[0] for process in running]
-    assert [process.returncode for process in running] == [75, 75], texts
-    assert max(saved_steps(workdir / 'checkpoints')) == count_steps(workdir)
-    finish(play(workdir, 2))
-    assert lines(workdir, 'trajectories.jsonl') == lines(two, 'trajectories.jsonl')
-    assert without_clock(lines(workdir)) == without_clock(lines(two))
 
 
 @pytest.mark.long
