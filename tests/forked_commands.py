@@ -154,7 +154,7 @@ def serve(descriptor):
     # In place of the two paths of this module.
     sys.path[:2] = search_path(call['cwd'], call['env'])
     sys.argv = [call['module'], *call['words']]
-    _run(call['module'], _end_of_python)
+    _run(call['module'])
 
 
 def _take(descriptors):
@@ -170,26 +170,7 @@ def _take(descriptors):
     )
 
 
-def run_in_fork(module, words, output):
-    """(status, output) of a module that is run as `python -m` does, with the libraries that are loaded here."""
-    process = os.fork()
-    if not process:
-        descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(descriptor, 1)
-        os.dup2(descriptor, 2)
-        sys.argv = [module, *words]
-        # What this process does at its end, such as to remove a folder of tests, is not the command's.
-        _run(module, lambda: None)
-    _, status = os.waitpid(process, 0)
-    return os.waitstatus_to_exitcode(status), output.read_text(encoding='utf-8')
-
-
-def _end_of_python():
-    threading._shutdown()  # waits for threads that are no daemons
-    atexit._run_exitfuncs()
-
-
-def _run(module, end):
+def _run(module):
     """Runs a module as `python -m` does and ends the process.
 
     An interpreter that ends frees all that was imported, which takes longer than most refusals; here it ends without.
@@ -206,7 +187,8 @@ def _run(module, end):
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
-        end()
+        threading._shutdown()  # waits for threads that are no daemons
+        atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -1,57 +1,20 @@
 """Servers that speak the OpenAI protocol; one grades by a hash of the prompt: same request, same reply."""
 
 import hashlib
-import http.server
-import json
-import threading
+
+from web_servers import Web
 
 
-class ChatServer(http.server.ThreadingHTTPServer):
-    """Answers a chat by `reply(body)`: a message, or (status, bytes); `bodies` and `keys` are those of the requests."""
-
-    daemon_threads = True
+class ChatServer(Web):
+    """Answers a chat by `reply(body)`, as `Web.chat`."""
 
     def __init__(self, reply):
-        self.reply, self.bodies, self.keys = reply, [], []
-        super().__init__(('127.0.0.1', 0), _Handler)
+        super().__init__()
+        self.chat = reply
 
     @property
     def url(self):
         return f'http://127.0.0.1:{self.server_port}/v1'
-
-    def __enter__(self):
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-        return self
-
-    def __exit__(self, *_):
-        self.shutdown()
-        self.server_close()
-
-
-def completion(message):
-    # The message itself stays as it is: several requests may be answered with it.
-    content = dict(message)
-    ending = content.pop('finish_reason', 'stop')
-    choice = {'index': 0, 'finish_reason': ending, 'message': {'role': 'assistant'} | content}
-    usage = {'prompt_tokens': 10, 'completion_tokens': 3}
-    return json.dumps({'choices': [choice], 'usage': usage}).encode()
-
-
-class _Handler(http.server.BaseHTTPRequestHandler):
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers['Content-Length'])))
-        self.server.bodies.append(body)
-        self.server.keys.append(self.headers['Authorization'])
-        reply = self.server.reply(body)
-        status, data = reply if isinstance(reply, tuple) else (200, completion(reply))
-        self.send_response(status)
-        self.send_header('Content-Type', 'application/json')
-        self.send_header('Content-Length', str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_):
-        """Keeps the output of tests clean."""
 
 
 class JudgeServer(ChatServer):

@@ -2,14 +2,12 @@
 
 import functools
 import os
-import pathlib
 import re
 import subprocess
 import textwrap
 
-from python_process import run_python
+from python_process import ROOT, run_python
 
-ROOT = pathlib.Path(__file__).parents[1]
 LAUNCH = ROOT / 'launch'
 RUN = ['--config=configs/drzero.py:mini', "--workdir=/mnt/my share/it's"]
 # As many replicas as the machine with the fewest devices has, and the others as shards of them.
@@ -17,13 +15,7 @@ RUN += ['--config.mesh.replica=4', '--config.mesh.fsdp=-1', '--config.micro.rows
 OPTIONS = {
     'local_2proc': ['--devices', '2', '--port', '23456'],
     'tpu_vm': [
-        '--name',
-        'zero',
-        '--zone',
-        'us-west4-a',
-        '--type',
-        'v5litepod-16',
-        '--setup',
+        *'--name zero --zone us-west4-a --type v5litepod-16 --setup'.split(),
         "mount 'a b'",
     ],
     'xpk': '--cluster tpus --name zero --zone us-west4-a --type=v5litepod-16'.split(),

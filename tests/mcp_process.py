@@ -1,12 +1,11 @@
 """A real MCP server in a process of its own."""
 
-import pathlib
 import socket
-import subprocess
-import sys
-import time
 
-SERVER = pathlib.Path(__file__).parent / 'extras' / 'mcp' / 'mcp_server.py'
+from host_processes import free_port
+from python_process import ROOT, start_python, wait_for
+
+SERVER = ROOT / 'tests' / 'extras' / 'mcp' / 'mcp_server.py'
 
 
 class Server:
@@ -16,28 +15,19 @@ class Server:
       waits: file that is written when a call of its tool `wait` begins.
     """
 
-    def __init__(self, waits=None):
-        self._arguments = [] if waits is None else [str(waits)]
-        with socket.socket() as free:
-            free.bind(('127.0.0.1', 0))
-            self.port = free.getsockname()[1]
+    def __init__(self, *waits):
+        self.port = free_port()
+        self._arguments = [SERVER, self.port, *waits]
         self.url = f'http://127.0.0.1:{self.port}/mcp'
         self.start()
 
     def start(self):
-        command = [sys.executable, str(SERVER), str(self.port), *self._arguments]
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline:
-            assert self.process.poll() is None, 'the server ended'
-            try:
-                socket.create_connection(('127.0.0.1', self.port), timeout=1).close()
-                return
-            except OSError:
-                time.sleep(0.1)
-        raise AssertionError('the server did not come up')
+        self.process = start_python(*self._arguments)
+        wait_for(self._is_up, self.process)
+
+    def _is_up(self):
+        with socket.socket() as probe:
+            return probe.connect_ex(('127.0.0.1', self.port)) == 0
 
     def kill(self):
         self.process.kill()

@@ -6,12 +6,10 @@ copies of the project, two at a time, in processes that fork from this one after
 
 import argparse
 import contextlib
-import hashlib
 import importlib
 import os
 import pathlib
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +17,8 @@ import tempfile
 import time
 import tomllib
 
-ROOT = pathlib.Path(__file__).parents[1]
+from project_copy import ROOT, copy_project
+
 TABLE = ROOT / 'tests' / 'mutations.toml'
 JOBS = 2
 # For a test that a mutant makes wait for ever.
@@ -53,24 +52,8 @@ def mutated(row):
 
 def drawn(rows, count):
     """So many rows, chosen by the commit."""
-    head = subprocess.run(['git', 'rev-parse', 'HEAD'], cwd=ROOT, capture_output=True, check=True)
-    seed = int(hashlib.sha256(head.stdout).hexdigest(), 16)
-    return random.Random(seed).sample(rows, min(count, len(rows)))
-
-
-def copy_of_project(folder):
-    """Copies the files that git knows or would add; `.venv` stays one.
-
-    As tests/project_copy.py, which would import modules here that tests have to import from their copy.
-    """
-    command = ['git', 'ls-files', '-co', '--exclude-standard']
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    for name in listed.stdout.splitlines():
-        # A link to a folder stays a link.
-        if (ROOT / name).is_file() or (ROOT / name).is_symlink():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)
-    (folder / '.venv').symlink_to(ROOT / '.venv')
+    head = subprocess.check_output(['git', 'rev-parse', 'HEAD'], cwd=ROOT)
+    return random.Random(head).sample(rows, min(count, len(rows)))
 
 
 class Trial:
@@ -101,6 +84,7 @@ class Trial:
             os.chdir(self.project)
             # In place of this file's folder.
             sys.path[0] = str(self.project)
+            del sys.modules['project_copy']
             import pytest
 
             code = int(pytest.main(['-qx', '-p', 'no:cacheprovider', self.row['test']]))
@@ -133,7 +117,7 @@ def trials(rows, folder, is_mutated):
     """Yields (trial, result) of all rows, in the order in which they end."""
     free = [folder / str(job) for job in range(min(JOBS, len(rows)))]
     for project in free:
-        copy_of_project(project)
+        copy_project(project)
     waiting, running = list(rows), []
     while waiting or running:
         while waiting and free:
@@ -167,10 +151,8 @@ def main():
         '--unbroken', action='store_true', help='without the replacements: every test has to pass'
     )
     args = parser.parse_args()
-    rows = []
-    for row in filter(is_there, mutations()):
-        if args.only in f'{row["file"]} {row["test"]} {row["promise"]}':
-            rows.append(row)
+    places = '{file} {test} {promise}'
+    rows = [row for row in mutations() if is_there(row) and args.only in places.format(**row)]
     if args.draw:
         rows = drawn(rows, args.draw)
     expected = 'passed' if args.unbroken else 'failed'

@@ -16,11 +16,6 @@ from zeroplay_jax.types import UserError
 PROMPT = '>>> '
 
 
-def row(key, sent, *values):
-    """A row of a table of inputs that others reported, for `python -m benchmarks.faults`."""
-    return pytest.param(*values, id=sent.replace(' ', '-'), marks=pytest.mark.fault(key, sent))
-
-
 def refused(call, *args, error=UserError):
     """The line that a call is refused with."""
     with pytest.raises(error) as caught:
@@ -42,12 +37,18 @@ def answer(call, names, error):
 
 def check_table(path, names, folder='FOLDER', error=UserError):
     """Evaluates the calls of a table with these names; FOLDER in its lines stands for `folder`, # begins a comment."""
+    names = {'rounded': rounded, **names}
+    check_answers(path, lambda call: answer(call, names, error), folder)
+
+
+def check_answers(path, answer_of, folder, prompt=PROMPT):
+    """Compares a table with what a function answers to its calls."""
     blocks, comment = [], ''
     for line in path.read_text(encoding='utf-8').splitlines():
         if line.startswith('# '):
             comment += f'{line}\n'
-        elif line.startswith(PROMPT):
-            text = answer(line.removeprefix(PROMPT), {'rounded': rounded, **names}, error)
+        elif line.startswith(prompt):
+            text = answer_of(line.removeprefix(prompt))
             text = re.sub(r' at 0x\w+', '', text.replace(str(folder), 'FOLDER'))
             blocks.append(f'{comment}{line}\n{text}\n')
             comment = ''

@@ -39,7 +39,12 @@ def final_states(workdir):
 
     step = max(saved_steps(workdir / 'checkpoints'))
     folder = (workdir / 'checkpoints' / str(step)).resolve()
-    tree = ocp.StandardCheckpointer().restore(folder / 'states')
+    reader = ocp.StandardCheckpointer()
+    # On one device, however many the run had.
+    place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    shape = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
+    shapes = jax.tree.map(shape, reader.metadata(folder / 'states').item_metadata.tree)
+    tree = reader.restore(folder / 'states', shapes)
     loop = json.loads((folder / 'loop' / 'metadata').read_text())
     loop.pop('seconds')
     return jax.tree.map(np.asarray, tree), loop

@@ -4,13 +4,13 @@ Of every run there is a copy of its folder as a kill leaves it, just before a st
 no checkpoint has.
 """
 
-import pathlib
 import shutil
 
 import ahead_runs
 import example_runs
 import filelock
 import pytest
+from python_process import ROOT
 
 from zeroplay_jax.configs import ablations, cross, drzero, dspo, piplay, scope, ssp
 from zeroplay_jax.configuration import places
@@ -20,7 +20,6 @@ from zeroplay_jax.learner.checkpoint import Checkpointer
 from zeroplay_jax.run import loop
 from zeroplay_jax.selfplay.recipe import trained_roles
 
-ROOT = pathlib.Path(__file__).parents[1]
 PROMPTS = ROOT / 'configs' / 'drzero_prompts.toml'
 
 
@@ -102,20 +101,12 @@ def league_config(rank=4):
 
 
 def prompts_config():
-    """Prompts of a user, and a pool that two roles share."""
-    config = drzero.get_config('mini')
+    """Prompts of a user, which are long, and a pool that two roles share."""
+    config = with_pool(drzero.get_config('mini'))
     config.prompts = str(PROMPTS)
-    config.world.update(train=(0, 1), evaluation=(0, 1))
     config.schedule.hop_ratio = (1, 1)
-    for role in (config.proposer, config.solver):
-        role.update(steps=1, batch=4, samples=2)
-    config.pool.update(batch=4, samples=1, batches=1)
-    config.reward.solves = 2
-    config.eval.update(questions=1, hops=(1,))
     config.rollout.update(prompt_tokens=640, max_turns=2, turn_tokens=32)
-    config.sampler.update(context=1024, slots=8)
-    config.micro.update(rows=2, tokens=1024)
-    config.update(stop_after_empty_steps=0, log_trajectories=64)
+    config.sampler.context = config.micro.tokens = 1024
     return config
 
 

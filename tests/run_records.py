@@ -3,6 +3,7 @@
 import json
 
 from zeroplay_jax.configuration.fields import frozen
+from zeroplay_jax.run import run_folder
 from zeroplay_jax.runtime import record
 from zeroplay_jax.runtime.workdir import claim
 
@@ -20,6 +21,14 @@ def begin(workdir, config, **options):
     with claim(workdir, content, **options):
         if record.read(workdir) is None:
             write_record(workdir, content)
+
+
+def begin_run(workdir, config, inputs=None, is_resumed=True, **known):
+    """Writes what a run that is possible records, and of one that is resumed pretends a checkpoint; its identity."""
+    folder = workdir / 'checkpoints' / '1' if is_resumed else workdir
+    folder.mkdir(parents=True, exist_ok=True)
+    options = dict(index='', template={}, roles={}, weights={}, policies={}) | known
+    return run_folder.begin(workdir, config, inputs or {}, is_resumed=is_resumed, **options)
 
 
 def stored_config(workdir):

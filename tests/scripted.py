@@ -62,18 +62,6 @@ def library(documents=(), worlds=None):
     return Library(None, None, documents, (), worlds=worlds)
 
 
-class Codec:
-    def encode_plain(self, text):
-        return text.split()
-
-
-class ScriptedRole:
-    def __init__(self, prompt_tokens=10_000):
-        self.prompt_tokens = prompt_tokens
-        self.env = self
-        self.codec = Codec()
-
-
 class ScriptedContext:
     """Returns scripted trajectories, per role in turn or by a function of the fields; records every request."""
 
@@ -83,7 +71,10 @@ class ScriptedContext:
             self.scripts[role] = script if callable(script) else list(script)
         self.asked = []
         self.judge = judge
-        self.roles = {'solver': ScriptedRole(), 'checker': ScriptedRole()}
+        env = types.SimpleNamespace(codec=types.SimpleNamespace(encode_plain=str.split))
+        self.roles = {}
+        for name in ('solver', 'checker'):
+            self.roles[name] = types.SimpleNamespace(env=env, prompt_tokens=10_000)
         self.hosts = Hosts()
 
     def prompt_ids(self, role, prompt='', **fields):

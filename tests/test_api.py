@@ -4,25 +4,19 @@ import asyncio
 import pathlib
 import re
 
-import jax
 import numpy as np
 import pytest
-from python_process import config_flags, run_python
+from python_process import config_flags
 from refused_calls import check_table, check_values
-from trajectories import ASKS_SOLVER, make_trajectory
+from trajectories import make_trajectory
 
 import zeroplay_jax as zp
 from zeroplay_jax.configuration.fields import set_fields
-from zeroplay_jax.evaluation.answering import evaluate
-from zeroplay_jax.objectives import policy_gradient
-from zeroplay_jax.objectives.losses import POLICY_LOSSES
 from zeroplay_jax.run import build
 from zeroplay_jax.selfplay.schedule import all_steps
 from zeroplay_jax.tools.base import Tool, ToolResult, string_parameter
 from zeroplay_jax.types import Turn
 
-# The first of the loop's steps is an evaluation; any number will do as long as both sides use it.
-STEP = 5
 CHANGES = """
     world.train=(0,1) world.evaluation=(0,1) eval.questions=2 eval.hops=(1,2) inputs.world_questions=6
     schedule.hop_ratio=(1,1) sampler.slots=8 micro.rows=2 seed=3 solver.batch=6 solver.samples=3 solver.steps=1
@@ -47,24 +41,6 @@ def index(settings):
     return zp.open_index(settings=settings)
 
 
-@pytest.fixture(scope='module')
-def built_run(settings):
-    return build.build(settings)
-
-
-@pytest.fixture
-def run(built_run):
-    # A test that trains leaves other weights in the slots.
-    built_run.publish_weights(['solver'])
-    return built_run
-
-
-@pytest.fixture(scope='module')
-def rollouts(policy, index):
-    texts = [question.text for question in index.questions]
-    return zp.sample_rollouts(policy, index, texts, samples=2, temperature=1.5, seed=3)
-
-
 def assert_same(trajectory, other):
     for name in ('tokens', 'source', 'logp'):
         np.testing.assert_array_equal(getattr(trajectory, name), getattr(other, name))
@@ -72,23 +48,8 @@ def assert_same(trajectory, other):
     assert trajectory.identity == other.identity
 
 
-@pytest.mark.parametrize(
-    ('code', 'heavy'),
-    [
-        (
-            'assert "train" in dir(zp) and zp.__version__ and not {"os", "sys", "Any"} & set(dir(zp))',
-            {'jax', 'tensorflow', 'transformers', 'flax', 'pydantic', 'numpy'},
-        ),
-        ('zp.config("drzero", "mini")', {'jax', 'tensorflow', 'transformers'}),
-    ],
-)
-def test_nothing_heavy_is_loaded(code, heavy):
-    loaded = f'sys.exit(", ".join({heavy} & set(sys.modules)) or None)'
-    result = run_python('-c', f'import sys, zeroplay_jax as zp\n{code}\n{loaded}')
-    assert result.returncode == 0, result.stderr
-
-
-def test_rollouts_and_loss_are_those_of_a_training_step(settings, policy, run):
+def test_rollouts_and_loss_are_those_of_a_training_step(settings, policy):
+    run = build.build(settings)
     engine = build.build_engine(settings, run)
     (step,) = all_steps(engine.recipe.phases())[:1]
     metrics, rows = engine.run_step(step, lambda: None)
@@ -123,45 +84,22 @@ def test_rollouts_and_loss_are_those_of_a_training_step(settings, policy, run):
     np.testing.assert_allclose(float(loss), metrics['solver/loss'], rtol=1e-5, atol=1e-6)
 
 
-def test_scores_are_those_of_an_evaluation(policy, index, run):
-    rows = evaluate(run.evaluation, index.questions, STEP, ASKS_SOLVER)
+def test_equal_seeds_give_equal_rollouts_also_in_a_notebook(policy, index):
     texts = [question.text for question in index.questions]
-    greedy = zp.sample_rollouts(policy, index, texts, temperature=0.0, step=STEP)
-    scores = zp.score(greedy, [question.answers for question in index.questions])
-    assert scores[:, 0].tolist() == [row.reward for row in rows]
-    for row, (trajectory,) in zip(rows, greedy, strict=True):
-        assert_same(row.trajectory, trajectory)
 
-
-def test_equal_seeds_give_equal_rollouts_also_in_a_notebook(policy, index, rollouts):
-    texts = [question.text for question in index.questions]
+    def sampled(seed):
+        return zp.sample_rollouts(policy, index, texts, samples=2, temperature=1.5, seed=seed)
 
     async def cell():
-        return zp.sample_rollouts(policy, index, texts, samples=2, temperature=1.5, seed=3)
+        return sampled(3)
 
+    first = sampled(3)
     # A notebook runs its cells below an event loop.
-    for again, first in zip(asyncio.run(cell()), rollouts, strict=True):
-        for trajectory, other in zip(again, first, strict=True):
+    for again, rollouts in zip(asyncio.run(cell()), first, strict=True):
+        for trajectory, other in zip(again, rollouts, strict=True):
             assert_same(trajectory, other)
-    other_seed = zp.sample_rollouts(policy, index, texts, samples=2, temperature=1.5, seed=4)
-    pairs = zip(other_seed, rollouts, strict=True)
+    pairs = zip(sampled(4), first, strict=True)
     assert any(a[0].tokens.tolist() != b[0].tokens.tolist() for a, b in pairs)
-
-
-def test_the_loss_has_a_gradient_by_the_parameters(policy, rollouts):
-    rewards = np.arange(2.0 * len(rollouts)).reshape(-1, 2)
-    gradient = jax.grad(lambda params: zp.policy_loss(policy, rollouts, rewards, params=params)[0])
-    largest = [np.abs(leaf).max() for leaf in jax.tree.leaves(gradient(policy.params))]
-    assert np.all(np.isfinite(largest)) and max(largest) > 0
-
-
-def test_a_function_or_an_object_is_a_loss(policy, rollouts):
-    rewards = np.arange(sum(map(len, rollouts)), dtype=float).reshape(len(rollouts), -1)
-    expected, _ = zp.policy_loss(policy, rollouts, rewards, loss='token_pg', clip_low=0.1)
-    for loss in (policy_gradient.token_pg, POLICY_LOSSES['token_pg']):
-        value, stats = zp.policy_loss(policy, rollouts, rewards, loss=loss, clip_low=0.1)
-        np.testing.assert_allclose(value, expected, atol=1e-6)
-        assert 'ratio' in stats
 
 
 class FixedSearch(Tool):
@@ -170,28 +108,16 @@ class FixedSearch(Tool):
     parameters = string_parameter('query', 'anything')
 
     def run(self, calls):
-        return [ToolResult(text='Nothing is known.') for _ in calls]
+        return [ToolResult(text=f'Lomi {"and Gumu " * 2_000}end') for _ in calls]
 
 
-def test_a_tool_of_the_notebook_takes_the_place_of_the_search(policy, index):
+def test_a_tool_of_the_notebook_is_called_and_its_results_are_shown_as_the_policy_read_them(
+    policy, index
+):
     question = index.questions[0].text
     ((rollout,),) = zp.sample_rollouts(
         policy, index, [question], tools=[FixedSearch()], temperature=0.0
     )
-    assert rollout.valid_calls
-    text = zp.show(rollout)
-    assert '[search: ok]' in text and 'Nothing is known.' in text and rollout.finish in text
-    assert 'left out' not in text
-
-
-class LongSearch(FixedSearch):
-    def run(self, calls):
-        return [ToolResult(text=f'Lomi {"and Gumu " * 2_000}end') for _ in calls]
-
-
-def test_the_shown_results_are_what_the_policy_read(policy, index):
-    arguments = {'tools': [LongSearch()], 'temperature': 0.0}
-    ((rollout,),) = zp.sample_rollouts(policy, index, [index.questions[0].text], **arguments)
     limit = policy.config.rollout.observation_tokens
     whole = len(policy.codec.encode(rollout.turns[0].call.text))
     pattern = r'ok\] (.*?) \[… (\d+) tokens left out\]'
@@ -209,18 +135,12 @@ def rollout(sample=0):
     return make_trajectory(Turn('<answer>Rome</answer>'), identity=(0, 0, sample))
 
 
-# These, and what begins with score_, are named by calls of the table.
+# These, and what is below, are named by calls of the tables.
 ROLLOUTS = [[rollout(0), rollout(1)], [rollout(2), rollout(3)]]
 YEAR = make_trajectory(Turn('<answer>1912</answer>'))
 
 
 CALLS = pathlib.Path(__file__).parent / 'golden' / 'api_refusals.txt'
-
-
-def with_field():
-    settings = zp.config('drzero', 'mini')
-    settings.solver.foo = 3
-    return settings
 
 
 @pytest.mark.fault('kin-faces', 'wrong calls of the Python interface')
@@ -238,22 +158,6 @@ def test_what_is_taken_has_its_value():
 
 def score_of_five(prediction, accepted):
     return 5.0
-
-
-def score_nan(prediction, accepted):
-    return float('nan')
-
-
-def score_of_text(prediction, accepted):
-    return 'right'
-
-
-def score_of_digit(prediction, accepted):
-    return '1'
-
-
-def score_failing(prediction, accepted):
-    return {}[prediction]
 
 
 REWARDS = [[0.0, 1.0], [1.0, 0.0]]

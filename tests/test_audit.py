@@ -27,12 +27,8 @@ RUNS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+# Several processes of tests share the machine.
+torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize('name', RUNS)

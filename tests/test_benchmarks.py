@@ -11,7 +11,6 @@ from benchmarks import rollout as bench
 from benchmarks.command import RESULTS
 from benchmarks.game import __main__ as game
 from benchmarks.peers import workload
-from zeroplay_jax.evaluation.statistics import difference, interval_text
 
 pytestmark = pytest.mark.results
 
@@ -33,33 +32,6 @@ def stored(name):
     """The rows of a stored table, below two lines that say how the runs were made."""
     lines = (RESULTS / name).read_text().splitlines()[2:]
     return list(csv.DictReader(lines, delimiter='\t'))
-
-
-def page(name):
-    return (ROOT / name).read_text().replace('**', '')
-
-
-def cells(rows, columns):
-    """Cells of a page: the scores of each row, of three and more their mean with the lowest and the highest."""
-    texts = []
-    for column in columns:
-        scores = [float(row[column]) for row in rows]
-        if len(scores) < 3:
-            texts.append(', '.join(f'{score:.2f}' for score in scores))
-        else:
-            texts.append(f'{np.mean(scores):.2f} [{min(scores):.2f}, {max(scores):.2f}]')
-    return ' | '.join(texts)
-
-
-def hops(first, last, before=''):
-    return [f'{before}{number} hops' for number in range(first, last + 1)]
-
-
-def by(rows, name):
-    groups = {}
-    for row in rows:
-        groups.setdefault(row[name], []).append(row)
-    return groups
 
 
 def test_the_expected_reward_of_a_difficulty_is_its_polynomial():
@@ -105,50 +77,23 @@ def test_the_engine_plays_the_game(tmp_path, monkeypatch):
 
 
 def test_the_pages_have_the_figures_of_self_play_and_its_controls():
-    arms = by(stored('hops.tsv'), 'arm')
-    for rows in arms.values():
-        assert f'| {cells(rows, hops(3, 4))} |' in page('docs/results.md')
-
-    def means(arm):
-        texts = []
-        for column in hops(3, 4):
-            texts.append(f'{np.mean([float(row[column]) for row in arms[arm]]):.2f}')
-        return ' | '.join(texts)
-
-    for row in (
-        f'| before | {means("start")} |',
-        f'| after self-play (mean of 5 seeds) | {means("quickstart")} |',
-        f'| after self-play with twice the steps (mean of 5 seeds) | {means("selfplay")} |',
-        f'| after random rewards, twice the steps (2 seeds) | {cells(arms["random"], hops(3, 4))} |',
-        f'(mean of 3 seeds) | {means("supervised_same")} |',
-    ):
-        assert row in page('README.md')
-
-
-def test_the_page_has_the_figures_of_other_starts_and_of_fresh_questions():
-    results = page('docs/results.md')
-    for variant, rows in by(stored('starts.tsv'), 'variant').items():
-        arms = by(rows, 'arm')
-        played = arms['selfplay']
-        # The start is one policy, whatever is trained from it.
-        start, after = cells(played[:1], hops(3, 4, 'start ')), cells(played, hops(3, 4, 'after '))
-        name, proposals = variant or 'of the package', played[0]['long proposals']
-        assert f'| {name} | {start} | {proposals} | {after} |' in results
-        if variant == 'parts last':
-            assert f'| start | {cells(played[:1], hops(3, 6, "start "))} |' in results
-            for of_arm in arms.values():
-                assert f'| {cells(of_arm, hops(3, 6, "after "))} |' in results
-    runs = {}
-    for row in stored('fresh.tsv'):
-        runs.setdefault(row['policy'].rpartition('-')[0], []).append(row)
-    for rows in runs.values():
-        assert f'| {cells(rows, hops(3, 6))} |' in results
-
-
-def test_the_page_says_what_credit_per_turn_has_shown():
-    arms = by(stored('turn_credit.tsv'), 'arm')
-    by_outcome, by_turn = (
-        [float(row['3 and 4']) for row in arms[f'{name}_credit']] for name in ('outcome', 'turn')
+    arms = {}
+    for row in stored('hops.tsv'):
+        arms.setdefault(row['arm'], []).append([float(row[f'{n} hops']) for n in (3, 4)])
+    results, readme = (
+        (ROOT / name).read_text().replace('**', '') for name in ('docs/results.md', 'README.md')
     )
-    gain = difference([0.0], np.subtract(by_turn, by_outcome))
-    assert interval_text(gain, sign='+') in page('examples/turn_credit/README.md')
+    means = {}
+    for arm, scores in arms.items():
+        # Of three runs and more the page has their mean with the lowest and the highest.
+        bounds = zip(np.mean(scores, 0), np.min(scores, 0), np.max(scores, 0))
+        cells = ' | '.join(f'{mean:.2f} [{low:.2f}, {high:.2f}]' for mean, low, high in bounds)
+        assert len(scores) < 3 or f'| {cells} |' in results
+        means[arm] = ' | '.join(f'{mean:.2f}' for mean in np.mean(scores, 0))
+    for row in (
+        f'| before | {means["start"]} |',
+        f'| after self-play (mean of 5 seeds) | {means["quickstart"]} |',
+        f'| after self-play with twice the steps (mean of 5 seeds) | {means["selfplay"]} |',
+        f'(mean of 3 seeds) | {means["supervised_same"]} |',
+    ):
+        assert row in readme

@@ -1,8 +1,8 @@
 """The project as other people install it: complete distributions, and a package of theirs that trains with it."""
 
-import importlib.util
 import json
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -11,14 +11,13 @@ import zipfile
 
 import pytest
 from packaging.requirements import Requirement
+from project_copy import listed
 from python_process import ROOT, finish, kill, wait_for
 from python_process import start as start_command
 from run_files import check_same_run, lines
 
 OUTSIDE = ROOT / 'tests' / 'outside_package'
 EXAMPLES = ROOT / 'examples'
-# Libraries that an example needs besides those of the project.
-LIBRARIES = {'openenv_env': 'openenv'}
 SOURCES = ('pyproject.toml', 'MANIFEST.in', 'README.md', 'LICENSE', 'requirements.txt')
 FOLDERS = ('zeroplay_jax', 'retrieval', 'configs')
 
@@ -73,44 +72,29 @@ def start(python, folder, *arguments):
     return start_command([python, *arguments], folder, PYTHONPATH='')
 
 
-def installed_names():
-    """Names in the wheel that the project's folders must appear under."""
-    names = set()
-    for folder in FOLDERS:
-        for path in (ROOT / folder).rglob('*'):
-            name = path.relative_to(ROOT).as_posix()
-            # rglob does not follow links before Python 3.13.
-            is_linked = name.startswith(('zeroplay_jax/retrieval', 'zeroplay_jax/configs'))
-            if path.is_dir() or is_linked or path.suffix in ('.md', '.pyc'):
-                continue
-            names.add(name if folder == 'zeroplay_jax' else f'zeroplay_jax/{name}')
-    return names
-
-
 def test_the_wheel_holds_every_file_once_and_below_one_name(distributions):
-    names = zipfile.ZipFile(distributions[1]).namelist()
-    assert len(names) == len(set(names))
-    files = {name for name in names if '.dist-info/' not in name}
-    assert {name.split('/')[0] for name in files} == {'zeroplay_jax'}
-    without_notes = {name for name in files if not name.endswith('.md')}
-    assert without_notes == installed_names()
+    packed = zipfile.ZipFile(distributions[1]).namelist()
+    names = [name for name in packed if not re.search(r'\.dist-info/|\.md$', name)]
+    expected = []
+    for name in listed('-co', '--exclude-standard', *FOLDERS):
+        # Links to the other folders are no files.
+        if (ROOT / name).is_file() and not name.endswith('.md'):
+            expected.append(f'zeroplay_jax/{name.removeprefix("zeroplay_jax/")}')
+    assert sorted(names) == sorted(expected)
 
 
 def test_the_installed_package_is_the_wheels_and_requires_what_the_project_does(python, tmp_path):
     code = (
-        'import importlib.metadata as m, json, zeroplay_jax\n'
-        'd = m.distribution("zeroplay-jax")\n'
-        'print(json.dumps([zeroplay_jax.__file__, zeroplay_jax.__version__, d.version, d.requires]))'
+        'import importlib.metadata as m, json, zeroplay_jax as zp\n'
+        'print(json.dumps([zp.__file__, zp.__version__, m.requires("zeroplay-jax")]))'
     )
     out, _ = finish(start(python, tmp_path, '-c', code))
-    file, version, distribution_version, requires = json.loads(out)
+    file, version, requires = json.loads(out)
     assert pathlib.Path(file).is_relative_to(python.parents[1])
-    assert version == distribution_version
     assert f'\nversion: {version}\n' in (ROOT / 'CITATION.cff').read_text()
     required = (ROOT / 'requirements.txt').read_text().splitlines()
     pins = {Requirement(line) for line in required if line and not line.startswith('#')}
     assert pins < {Requirement(line) for line in requires}
-    assert any(requirement.startswith('mcp==') for requirement in requires)
     # Its command finds the configs of the project.
     command = (python.parent / 'zeroplay', 'train', '--config=configs/quickstart.py')
     _, err = finish(start_command(command, tmp_path, PYTHONPATH=''), status=2)
@@ -134,13 +118,9 @@ def test_the_examples_are_packages_that_a_user_can_install(python, tmp_path):
     configs = f'{python.parents[1]}/lib/python*/site-packages/examples/*/config.py'
     out, _ = finish(start(python, tmp_path, '-c', CHECK, configs))
     assert len(out.splitlines()) >= 6
+    # One example needs a library that is not among those of the project.
     for line in out.splitlines():
-        word, name, *why = line.split()
-        library = LIBRARIES.get(name)
-        if library is None or importlib.util.find_spec(library):
-            assert word == 'sound', line
-        else:
-            assert f'it imports {library}, which is not installed' in line
+        assert line.startswith('sound ') or 'it imports openenv, which is not installed' in line
 
 
 def start_training(python, folder, workdir):
@@ -156,23 +136,19 @@ def whole_run(python, tmp_path_factory):
     return folder / 'whole'
 
 
-def test_an_outside_package_trains_three_roles_with_its_tool_loss_and_rewards(whole_run):
-    steps = [r for r in lines(whole_run, 'metrics.jsonl') if r['phase'] == 'selfplay']
+def test_an_outside_package_trains_its_roles_with_its_tool_loss_and_reward(whole_run):
+    steps = [r for r in lines(whole_run) if r['phase'] == 'solver']
     assert len(steps) == 3
-    for role in ('proposer', 'solver', 'critic'):
-        assert any(step[f'{role}/gradient_norm'] > 0 for step in steps)
+    rows = lines(whole_run, 'trajectories.jsonl')
+    for role in ('solver', 'critic'):
+        assert any(step.get(f'{role}/gradient_norm') for step in steps)
         assert (whole_run / 'policy' / role / 'model.safetensors').is_file()
+        assert any(row['role'] == role for row in rows)
     # The critic makes two updates per batch, so its ratio moves and the loss penalises it.
-    assert any(step['critic/ratio_penalty'] > 0 for step in steps)
+    assert any(step.get('critic/ratio_penalty') for step in steps)
     assert all('solver/reward/zp_outside.rewards:last_word' in step for step in steps)
-    trajectories = lines(whole_run, 'trajectories.jsonl')
-    assert {record['role'] for record in trajectories} == {'proposer', 'solver', 'critic'}
-    calls = [call for record in trajectories for call in record['turns'] if call]
-    # Only the outside tool has this argument and this error, which depends on the rollout's earlier calls.
-    assert any('query' in (call['arguments'] or {}) for call in calls)
-    assert any(call['error'] == 'nothing_new' for call in calls)
-    drafts = [record for record in trajectories if record['role'] == 'critic']
-    assert all('Draft:' in record['segments'][0]['text'] for record in drafts)
+    # Only the outside tool has this error, which depends on the rollout's earlier calls.
+    assert any(call['error'] == 'nothing_new' for row in rows for call in row['turns'] if call)
 
 
 def test_an_outside_run_that_is_killed_ends_like_one_that_was_not(whole_run, python):

@@ -19,23 +19,15 @@ def elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.fault('user-1', 'a packaged policy, named in a folder that is no checkout')
-def test_a_packaged_policy_is_found_from_any_folder():
+@pytest.mark.fault(
+    'user-1', 'a packaged policy, texts and configs, named in a folder that is no checkout'
+)
+def test_what_is_packaged_is_found_from_any_folder():
     config = zp.config('drzero', 'mini', {'policy.path': BASE})
     rules.check(config)
-    loaded = (zp.load_policy(BASE), zp.load_policy(settings=config))
-    paths = [policy.config.policy.path for policy in loaded]
-    for path in (*paths, config.policy.path, ask._policy_folder(BASE)):
+    for path in (zp.load_policy(BASE).config.policy.path, ask._policy_folder(BASE)):
         assert pathlib.Path(path) == PACKAGE / 'mini' / 'base'
-
-
-@pytest.mark.fault('user-1', 'the packaged texts, named in a folder that is no checkout')
-def test_packaged_texts_and_configs_are_found_from_any_folder():
-    inputs = pytest.importorskip('zeroplay_jax.extras.inputs.__main__')
-    of_quickstart = quickstart._parser().parse_args(['--corpus', TEXTS])
-    words = f'documents --corpus {TEXTS} --count=1 --out=d.jsonl'
-    for arguments in (of_quickstart, inputs._parser().parse_args(words.split())):
-        assert str(arguments.corpus) == str(EXAMPLE_TEXTS)
+    assert quickstart._parser().parse_args(['--corpus', TEXTS]).corpus == EXAMPLE_TEXTS
     build.main(f'--corpus {TEXTS} --kind bm25 --out index'.split())
     assert pathlib.Path('index/manifest.json').is_file()
     assert fields.config_of_file('configs/drzero.py:mini').recipe == 'drzero'
@@ -43,11 +35,5 @@ def test_packaged_texts_and_configs_are_found_from_any_folder():
 
 def test_a_file_in_the_current_folder_takes_precedence():
     pathlib.Path(BASE).mkdir(parents=True)
-    for path in (
-        BASE,
-        '',
-        'elsewhere/mini/base',
-        'zeroplay_jax/mini/none',
-        'zeroplay_jax/api.py',
-    ):
+    for path in (BASE, '', 'elsewhere/mini/base', 'zeroplay_jax/mini/none', 'zeroplay_jax/api.py'):
         assert downloads.packaged(path) == path

@@ -1,42 +1,16 @@
-"""The tables and figures of five papers, and their rows: each has the model, calls, metric and steps of its paper."""
+"""The rows of five papers: each has the model, calls, metric and steps of its paper."""
 
 import json
 import re
 import tomllib
 
+import input_files
 import pytest
 from python_process import ROOT, run_python
 
 from zeroplay_jax.configs import ablations
 from zeroplay_jax.configuration import fields
-from zeroplay_jax.mini.world import World, evaluation_questions
-from zeroplay_jax.runtime import record
 from zeroplay_jax.selfplay import recipe as recipes
-
-# Numbers of tables and figures, appendices included. π-Play's first four tables have none in its text.
-NUMBERS = {
-    'SSP': (range(1, 16), range(1, 8)),
-    'π-Play': (range(5, 12), range(1, 11)),
-    'Dr. Zero': (range(1, 10), range(1, 15)),
-    'DSPO': (range(1, 2), range(1, 4)),
-    'SCOPE': (range(1, 12), range(1, 19)),
-}
-
-
-def test_every_table_and_figure_of_a_paper_has_a_command_or_a_reason():
-    papers = tomllib.loads((ROOT / 'docs' / 'papers.toml').read_text(encoding='utf-8'))
-    there, named = set(), set()
-    for name, row in papers.items():
-        assert row.keys() & {'command', 'report', 'not'}, name
-        named |= {*row.get('rows', ())}
-        paper, _, place = name.partition(', ')
-        for kind, listed in re.findall(r'(table|figure)s? ((?:\d+[a-d]?(?:, | to )?)+)', place):
-            for first, last in re.findall(r'(\d+)[a-d]?(?: to (\d+))?', listed):
-                there |= {(paper, kind, n) for n in range(int(first), int(last or first) + 1)}
-    assert named == ablations.ROWS.keys()
-    for paper, (tables, figures) in NUMBERS.items():
-        assert there >= {(paper, 'table', n) for n in tables}, paper
-        assert there >= {(paper, 'figure', n) for n in figures}, paper
 
 
 def rows_of_papers():
@@ -86,8 +60,10 @@ def as_many_steps(said, steps):
 ROWS_OF_PAPERS = rows_of_papers()
 
 
-def test_every_row_is_read_from_its_paper_or_is_called_ours():
+def test_every_row_is_read_from_its_paper_or_is_called_ours_and_stands_on_the_page():
     assert ROWS_OF_PAPERS.keys() == {*recipes.BUILT_IN, *ablations.ROWS}
+    papers = tomllib.loads((ROOT / 'docs' / 'papers.toml').read_text(encoding='utf-8'))
+    assert ablations.ROWS.keys() == set().union(*(row.get('rows', ()) for row in papers.values()))
 
 
 @pytest.mark.parametrize('row', [row for row, said in ROWS_OF_PAPERS.items() if said])
@@ -122,22 +98,15 @@ def test_an_iteration_more_is_a_longer_schedule(variant):
         assert longer[: len(phases)] == phases and len(longer) > len(phases), row
 
 
-def test_one_policy_of_a_run_is_answered_by_another(tmp_path):
-    """As for a figure of SCOPE: searches of one iteration, answers of another; tests/evaluation plays the others."""
-    run = tmp_path / 'run'
-    run.mkdir()
-    config = record.plain_config(fields.config('scope', 'mini').to_dict())
-    record.write(run, record.Record(config))
-    for iteration in (1, 3):
-        folder = run / f'iteration{iteration}'
-        folder.mkdir()
-        (folder / 'solver').symlink_to(ROOT / 'zeroplay_jax/mini/base')
-    asked = evaluation_questions([World(0, 'evaluation')], 1, (1, 2))
-    (tmp_path / 'set.jsonl').write_text('\n'.join(map(json.dumps, asked)))
-    command = f"""-m zeroplay_jax.evaluate --config=configs/scope.py:mini --sets={tmp_path}/set.jsonl
-        --policy={run}@iteration1 --answerer={run}@iteration3 --out={tmp_path}/out.json
-        --config.world.train=(0,4) --config.world.evaluation=(0,2)"""
+def test_one_policy_searches_and_another_answers(tmp_path):
+    asked = input_files.write(
+        tmp_path / 'set.jsonl', {'question': 'Where is Mimi?', 'answer': 'Lomi'}
+    )
+    (tmp_path / 'other').symlink_to(ROOT / 'zeroplay_jax' / 'mini' / 'base')
+    command = f"""-m zeroplay_jax.evaluate --config=configs/scope.py:mini --out={tmp_path}/out.json --sets={asked}
+        --policy=zeroplay_jax/mini/base --answerer={tmp_path}/other
+        --config.world.train=(0,4) --config.world.evaluation=(0,1)"""
     done = run_python(*command.split())
     assert not done.returncode, done.stderr
     written = json.loads((tmp_path / 'out.json').read_text())
-    assert written['settings']['answerer'].endswith('iteration3/solver')
+    assert written['settings']['answerer'] == f'{tmp_path}/other'

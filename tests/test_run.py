@@ -1,7 +1,6 @@
 """Whole runs on the built-in world and checkpoint: killed and continued they end bit for bit as if nothing had
 happened, and every line of the log stands once."""
 
-import json
 import pathlib
 import random
 import signal
@@ -21,6 +20,7 @@ from run_files import (
     summary_of,
     without_clock,
 )
+from run_records import stored_config
 from safetensors.numpy import load_file
 from test_metrics import board_steps
 
@@ -28,7 +28,6 @@ from zeroplay_jax import export
 from zeroplay_jax.configuration.command_line import policy_of_iteration
 from zeroplay_jax.learner.checkpoint import saved_steps
 from zeroplay_jax.run import branch, loop
-from zeroplay_jax.run.policy_settings import settings
 
 # Four questions by three rollouts: some steps have no reward variance.
 SMALL = config_flags("""
@@ -54,59 +53,30 @@ def uninterrupted(tmp_path_factory):
 
 def test_a_run_leaves_what_the_readme_says(uninterrupted):
     workdir, printed = uninterrupted
-    summary = summary_of(workdir)
-    names = 'em_before em_after em_by_hop ci95 questions seconds seed steps outside_questions'
-    assert set(names.split()) <= summary.keys() and summary['outside_questions'] == 0
-    assert set(summary['em_by_hop']['after']) == set('1234') and 'mean of 1, 2, 3' in printed
-    assert summary['demonstrated_hops'] == 2 and '\n3 (not demonstrated)  ' in printed
-    files = 'report.html run.json trajectories.jsonl checkpoints events.out.tfevents*'.split()
-    for name in ('config.json', 'tokenizer.json', 'model.safetensors', 'demonstrations.json'):
-        files += [f'policy/proposer/{name}', f'policy/solver/{name}']
-    assert all(any(workdir.glob(name)) for name in files)
+    assert 'mean of 1, 2, 3' in printed and '\n3 (not demonstrated)  ' in printed
+    for name in ('tokenizer.json', 'model.safetensors', 'demonstrations.json'):
+        assert all((workdir / 'policy' / role / name).exists() for role in ('proposer', 'solver'))
     records = lines(workdir)
-    assert [r['step'] for r in records] == list(range(summary['steps']))
+    assert [r['step'] for r in records] == list(range(summary_of(workdir)['steps']))
     round_ = ['proposer'] * 2 + ['generate'] + ['solver'] * 3
     phases = [r['phase'] for r in records]
     assert phases == ['evaluation', *round_, *round_, 'evaluation']
+    # The sampler's log-probs are the trainer's.
+    gaps = [record['solver/prob_gap'] for record in records if 'solver/prob_gap' in record]
+    assert gaps and max(gaps) < 1e-4
 
 
 def test_the_end_of_every_iteration_is_a_policy(uninterrupted):
     workdir = uninterrupted[0]
-    first, last = (
-        pathlib.Path(policy_of_iteration(f'{workdir}@iteration{number}')) for number in (1, 2)
-    )
-    assert first == workdir / 'iteration1' / 'solver' and (workdir / 'iteration2/proposer').is_dir()
-    weights = {folder: load_file(folder / 'model.safetensors') for folder in (first, last)}
+    assert (workdir / 'iteration2' / 'proposer').is_dir()
+    first, last = (policy_of_iteration(f'{workdir}@iteration{number}') for number in (1, 2))
     end = load_file(workdir / 'policy' / 'solver' / 'model.safetensors')
-    dtype = next(iter(weights[last].values())).dtype
-    assert str(dtype) == settings(last).policy.dtype
-    equal = [
-        all((of[name] == end[name].astype(dtype)).all() for name in end) for of in weights.values()
-    ]
-    assert equal == [False, True] and weights[first].keys() == end.keys()
-    assert policy_of_iteration('hf://owner/model@main') == 'hf://owner/model@main'
-
-
-LOGGED = """
-    reward_mean informative_groups singleton_groups group_size turns tool_calls tool_error_rate truncated_rate
-    tool_calls/search skipped_updates prompt_tokens policy_tokens response_tokens hops_asked hops_read calls/hop1
-"""
-
-
-def test_every_step_logs_what_one_needs_to_see_why(uninterrupted):
-    records = lines(uninterrupted[0])
-    proposed = 'valid_rate reward/format reward/difficulty solve_count/hop1'
-    learnt = 'answer_words entropy clip_share prob_gap gradient_norm reward/exact_match score/hop1'
-    for role, names in (('proposer', proposed), ('solver', learnt)):
-        logged = set()
-        for record in records:
-            if record['phase'] == role:
-                logged |= record.keys()
-        assert {f'{role}/{name}' for name in f'{LOGGED} {names}'.split()} <= logged
-        assert {'tool_seconds/search/p95', 'same_ids_when_rendered_again'} <= logged
-    # The sampler's log-probs are the trainer's.
-    gaps = [record.get('solver/prob_gap') for record in records]
-    assert all(gap is None or gap < 1e-4 for gap in gaps)
+    equal = []
+    for folder in (first, last):
+        weights = load_file(pathlib.Path(folder) / 'model.safetensors')
+        assert weights.keys() == end.keys()
+        equal.append(all((x == end[name].astype(x.dtype)).all() for name, x in weights.items()))
+    assert equal == [False, True]
 
 
 def test_a_longer_schedule_equals_one_that_was_that_long_from_the_start(tmp_path):
@@ -120,21 +90,16 @@ def test_a_longer_schedule_equals_one_that_was_that_long_from_the_start(tmp_path
         config.eval.every = 0
         config.schedule.iterations = iterations
         loop.run(config, folder)
-    phases = [record['phase'] for record in lines(whole)]
-    assert phases == ['evaluation', *['solver'] * 4, 'evaluation']
+    assert len(lines(whole)) == 6
     check_same_run(whole, workdir)
-    recorded = json.loads((workdir / 'run.json').read_text())
-    assert recorded['config']['schedule']['iterations'] == 2
+    assert stored_config(workdir)['schedule']['iterations'] == 2
 
 
 @pytest.mark.long
 def test_ten_kills_at_random_moments(uninterrupted, tmp_path):
-    _kill_and_compare(uninterrupted[0], tmp_path / 'killed', 10, random.Random(1))
-
-
-def _kill_and_compare(whole, workdir, kills, rng, *extra):
-    for i in range(kills):
-        process, before = start(workdir, *extra), count_steps(workdir)
+    whole, workdir, rng = uninterrupted[0], tmp_path / 'killed', random.Random(1)
+    for i in range(10):
+        process, before = start(workdir), count_steps(workdir)
         if i % 3 == 2:  # anywhere: while it starts, restores, cuts its log, or plays
             time.sleep(rng.uniform(1, 8))
         else:  # soon after a step that is new
@@ -144,7 +109,7 @@ def _kill_and_compare(whole, workdir, kills, rng, *extra):
             _preempt(process, workdir)
         else:
             kill(process)
-    finish(start(workdir, *extra))
+    finish(start(workdir))
     check_same_run(whole, workdir)
     # The board shows no step twice.
     solver_steps = [record['step'] for record in lines(workdir) if record['phase'] == 'solver']
@@ -171,7 +136,7 @@ def test_a_run_begins_with_the_state_of_another(tmp_path, tmp_path_factory):
     before = sorted((path, path.stat().st_mtime_ns) for path in whole.rglob('*'))
     config = run_library.config_of('ppo', workdir)
     config.solver.steps = 1
-    config.checkpoint.update(best='em/mean', keep=10)
+    config.checkpoint.keep = 10
     loop.run(config, workdir, str(whole))
     assert before == sorted((path, path.stat().st_mtime_ns) for path in whole.rglob('*'))
     first, summary = summary_of(whole), summary_of(workdir)
@@ -182,29 +147,8 @@ def test_a_run_begins_with_the_state_of_another(tmp_path, tmp_path_factory):
     start = branch.newest_checkpoint(workdir).folder.parent / '0' / 'states'
     restored = ocp.StandardCheckpointer().restore(start.resolve())
     jax.tree.map(np.testing.assert_array_equal, restored, end)
-    best = summary['best']
-    assert (workdir / 'best' / str(best['checkpoint'])).is_dir() and best['metric'] == 'em/mean'
-    means = [record['em/mean'] for record in lines(workdir) if record['phase'] == 'evaluation']
-    assert best['value'] == max(means)
     # The newest checkpoint is what the run exported; and it needs the other run no more.
-    exported = tmp_path / 'exported'
-    assert export.main([str(workdir), '--out', str(exported)]) == 0
+    (exported,) = export.export(workdir, tmp_path / 'exported')
     for name in ('model.safetensors', 'generation_config.json'):
-        exported_bytes = (exported / 'solver' / name).read_bytes()
-        assert exported_bytes == (workdir / 'policy' / 'solver' / name).read_bytes()
-    assert '# solver' in (exported / 'solver' / 'README.md').read_text()
-
-
-AHEAD = config_flags("""
-    rollout.ahead=1 checkpoint.every=1 proposer.old_logp=trainer proposer.tis_cap=2.0 solver.old_logp=trainer
-    solver.tis_cap=2.0
-""")
-
-
-@pytest.mark.long
-def test_kills_change_nothing_where_steps_begin_early(tmp_path):
-    finish(start(tmp_path / 'whole', *AHEAD))
-    # Two steps of the proposer and three of the solver, twice.
-    ages = [line['staleness'] for line in lines(tmp_path / 'whole') if 'staleness' in line]
-    assert ages == 2 * [0, 1, 0, 1, 1]
-    _kill_and_compare(tmp_path / 'whole', tmp_path / 'killed', 4, random.Random(0), *AHEAD)
+        of_run = (workdir / 'policy' / 'solver' / name).read_bytes()
+        assert (exported / name).read_bytes() == of_run

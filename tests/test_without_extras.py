@@ -1,10 +1,11 @@
 """The project without extras, removed as docs/reading.md says: what needs one says so in one line, the rest works."""
 
+import re
 import shutil
 
 import pytest
 from project_copy import copy_project
-from python_process import run_python
+from python_process import config_flags, run_python
 
 from zeroplay_jax.extras import EXTRAS
 
@@ -31,9 +32,8 @@ def project_without(extras, folder):
         if place.stem in extras:
             shutil.rmtree(place) if place.is_dir() else place.unlink()
     table = package / '__init__.py'
-    lines = table.read_text().splitlines(keepends=True)
-    of_extras = tuple(f"    '{name}': " for name in extras)
-    table.write_text(''.join(line for line in lines if not line.startswith(of_extras)))
+    line = rf"^    '({'|'.join(extras)})': .*\n"
+    table.write_text(re.sub(line, '', table.read_text(), flags=re.M))
     return folder
 
 
@@ -52,17 +52,10 @@ def test_every_module_loads(core):
 
 
 def test_a_command_is_sound_unless_it_asks_for_an_extra(core):
-    words = [
-        '-m',
-        'zeroplay_jax.main',
-        '--config=configs/drzero.py:mini',
-        '--workdir=run',
-        '--check',
-    ]
-    result = run(core, *words)
-    assert result.returncode == 0, result.stderr[-2000:]
-    fields = ["tools.names=('search','mcp')", 'tools.mcp_servers=mcp.json']
-    result = run(core, *words, *(f'--config.{field}' for field in fields))
+    command = '-m zeroplay_jax.main --config=configs/drzero.py:mini --workdir=run --check'.split()
+    assert run(core, *command).returncode == 0
+    fields = config_flags("tools.names=('search','mcp') tools.mcp_servers=mcp.json")
+    result = run(core, *command, *fields)
     assert 'mcp: this installation is without zeroplay_jax/extras/mcp' in result.stderr
     assert result.returncode == 2 and 'Traceback' not in result.stderr
 

@@ -1,18 +1,14 @@
-"""A server that speaks the protocols of all clients, in good and bad ways, and a proxy that leads to it."""
+"""A server that speaks the protocols of all clients, in good and bad ways."""
 
 import contextlib
 import http.server
 import json
-import select
-import socket
 import ssl
 import threading
 import time
 
 PASSAGE = {'document': {'id': '7', 'contents': '"T"\ntext'}, 'score': 0.5}
 TOOL = {'name': 'echo', 'inputSchema': {'type': 'object', 'properties': {}}}
-MESSAGE = {'role': 'assistant', 'content': 'Correct'}
-CHAT = {'choices': [{'index': 0, 'finish_reason': 'stop', 'message': MESSAGE}]}
 MCP = {
     'initialize': {
         'protocolVersion': '2025-06-18',
@@ -24,8 +20,19 @@ MCP = {
 }
 
 
+def completion(message):
+    """The reply of the OpenAI protocol; the message stays as it is: several requests may be answered with it."""
+    content = dict(message)
+    ending = content.pop('finish_reason', 'stop')
+    choice = {'index': 0, 'finish_reason': ending, 'message': {'role': 'assistant'} | content}
+    return {'choices': [choice], 'usage': {'prompt_tokens': 10, 'completion_tokens': 3}}
+
+
 class Web(http.server.ThreadingHTTPServer):
-    """Answers searches, chats and MCP as `mode` says; `seen` are the lines of the requests that it got.
+    """Answers searches, chats and MCP as `mode` says.
+
+    `seen` are the lines of its requests, `bodies` and `keys` those of posts. `chat` replies to the body of a
+    chat: a message, or (status, bytes).
 
     Args:
       certificate: file with a certificate and its key; None: without TLS.
@@ -36,14 +43,17 @@ class Web(http.server.ThreadingHTTPServer):
     def __init__(self, certificate=None):
         super().__init__(('127.0.0.1', 0), Handler)
         self.mode, self.seen, self.target, self.together = 'good', [], '', None
-        self.headers = {}
-        scheme = 'http'
+        self.chat, self.bodies, self.keys = lambda body: {'content': 'Correct'}, [], []
+        self.scheme = 'http'
         if certificate:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(certificate)
             self.socket = context.wrap_socket(self.socket, server_side=True)
-            scheme = 'https'
-        self.address = f'{scheme}://127.0.0.1:{self.server_port}'
+            self.scheme = 'https'
+
+    @property
+    def address(self):
+        return f'{self.scheme}://127.0.0.1:{self.server_port}'
 
     def __enter__(self):
         threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
@@ -79,17 +89,23 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self):
         self.server.seen.append(self.requestline)
-        self.server.headers = self.headers
         body = json.loads(self.rfile.read(int(self.headers['Content-Length'])))
+        self.server.bodies.append(body)
+        self.server.keys.append(self.headers['Authorization'])
         if self.server.together:
             self.server.together.wait()
-        getattr(self, self.server.mode)(json.dumps(self.result(body)).encode())
+        result = self.result(body)
+        if isinstance(result, tuple):
+            self.reply(*result)
+        else:
+            getattr(self, self.server.mode)(json.dumps(result).encode())
 
     def result(self, body):
         if 'queries' in body:
             return {'result': [[PASSAGE] for _ in body['queries']]}
         if 'messages' in body:
-            return CHAT
+            reply = self.server.chat(body)
+            return reply if isinstance(reply, tuple) else completion(reply)
         return {'jsonrpc': '2.0', 'id': body.get('id'), 'result': MCP.get(body['method'])}
 
     def reply(self, status, content=b'', **headers):
@@ -136,19 +152,3 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def sse(self, content):
         self.reply(405)
-
-    def do_CONNECT(self):
-        """Leads to `target`, whatever is asked for."""
-        self.server.seen.append(self.requestline)
-        self.send_response(200)
-        self.end_headers()
-        with socket.create_connection(('127.0.0.1', self.server.target)) as there:
-            ends = {self.connection: there, there: self.connection}
-            while True:
-                readable, _, _ = select.select(ends, [], [])
-                for end in readable:
-                    data = end.recv(65_536)
-                    if not data:
-                        self.close_connection = True
-                        return
-                    ends[end].sendall(data)

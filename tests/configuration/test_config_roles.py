@@ -67,5 +67,3 @@ def test_an_added_role_has_the_batch_of_the_evaluated_one(monkeypatch):
     assert config.critic.batch == config.to_dict()['critic']['batch'] == 4
     config.critic.batch = 8
     assert (config.critic.batch, config.solver.batch) == (8, 4)
-    # Roles of the project's recipes keep their defaults.
-    assert common.get_config('zp_outside.critic').proposer.batch == 256

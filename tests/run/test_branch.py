@@ -1,71 +1,31 @@
 """Another run's checkpoint: which one is taken while that run goes on, and which adapters are refused."""
 
-import types
+from unittest import mock
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from refused_calls import refused
 from run_records import write_record
 
 from zeroplay_jax.configs import drzero
-from zeroplay_jax.configuration import fields
 from zeroplay_jax.configuration.fields import frozen
-from zeroplay_jax.learner.checkpoint import Checkpointer, saved_steps
-from zeroplay_jax.policy import adapters
+from zeroplay_jax.learner.checkpoint import Checkpointer, find_damage, saved_steps
 from zeroplay_jax.run import branch, run_folder
 from zeroplay_jax.run.outcome import RunState
 from zeroplay_jax.run.run_folder import Place
 from zeroplay_jax.run.saver import Saver
 from zeroplay_jax.runtime import record
 from zeroplay_jax.runtime.hosts import Hosts
-from zeroplay_jax.selfplay import recipe as recipes
-from zeroplay_jax.selfplay.recipe import recipe_class
 from zeroplay_jax.selfplay.schedule import Phase, Step
-from zeroplay_jax.settings.kinds import InputPath, Section
 from zeroplay_jax.types import UserError
 
-FACTORS = {'layer_0': {'q': {adapters.A: jnp.ones((4, 2)), adapters.B: jnp.ones((2, 4))}}}
 
-
-def multiple(factor):
-    return jax.tree.map(lambda x: x * factor, FACTORS)
-
-
-def save(workdir, *steps, keep=2, **parts):
+def save(workdir, *steps, keep=2):
     checkpoints = Checkpointer(workdir, keep)
     for step in steps:
-        checkpoints.save(step, {'solver': {'params': multiple(step)} | parts}, {'cursor': step})
+        states = {'solver': {'params': {'w': jnp.full(3, step)}}}
+        checkpoints.save(step, states, {'cursor': step})
     checkpoints.close()
-
-
-class Learner:
-    """The parts of a learner that loading needs."""
-
-    def __init__(self):
-        self.mesh = jax.make_mesh((1,), ('data',))
-        self.initial_teacher = adapters.widened
-        self.state = {'params': FACTORS, 'opt': {}, 'teacher': adapters.widened(FACTORS)}
-        whole = jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec())
-        self.shardings = jax.tree.map(lambda _: whole, self.state)
-
-    def restore(self, state):
-        self.state = state
-
-
-@pytest.fixture
-def engine():
-    return types.SimpleNamespace(
-        learners={'solver': Learner()},
-        value_networks={},
-    )
-
-
-def test_a_half_removed_step_is_not_taken(tmp_path):
-    save(tmp_path, 2, 4)
-    (tmp_path / 'checkpoints' / '4' / 'checksums.sha256').unlink()
-    assert branch.newest_checkpoint(tmp_path).step == 2
 
 
 def find(workdir, source):
@@ -86,35 +46,16 @@ def test_a_checkpoint_that_loses_its_checksums_meanwhile_is_not_taken(tmp_path, 
         assert source.step == 2
 
 
-def test_a_checkpoint_is_read_though_its_run_removes_it_meanwhile(tmp_path, engine):
+def test_a_checkpoint_is_read_though_its_run_removes_it_meanwhile(tmp_path):
     old, new = tmp_path / 'old', tmp_path / 'new'
     save(old, 2)
     with find(new, old) as source:
         # The other run goes on while this one is built.
         save(old, 4, keep=1)
         assert saved_steps(old / 'checkpoints') == [4]
-        branch.load(source, engine)
-    assert source[:2] == (old, 2)
-    for array in jax.tree.leaves(engine.learners['solver'].state['params']):
-        np.testing.assert_array_equal(array, 2)
-    # The other run is as it was, and nothing is left of the links.
-    assert branch.newest_checkpoint(old).step == 4 and not list(new.iterdir())
-
-
-class SecondHost:
-    """The second process of two; `first` is what the first one has linked."""
-
-    index = 1
-    is_first = False
-
-    def __init__(self, *first):
-        self.first = list(first)
-
-    def run_on_all_and_gather(self, call):
-        return [self.first, call()]
-
-    def run_on_first(self, call):
-        return self.first
+        assert source[:2] == (old, 2) and find_damage(source.folder) == ''
+    # Nothing is left of the links.
+    assert not list(new.iterdir())
 
 
 def test_each_host_reads_its_own_links_of_the_step_that_the_first_one_chose(tmp_path):
@@ -125,9 +66,12 @@ def test_each_host_reads_its_own_links_of_the_step_that_the_first_one_chose(tmp_
     seal = record.digest((old / 'checkpoints' / '6' / 'checksums.sha256').read_text())
 
     def find_as_second(step, content):
-        return branch.found(
-            SecondHost(str(old), step, f'/links/{step}', '', content), new, str(old)
-        )
+        # What the first process has linked.
+        first = [str(old), step, f'/links/{step}', '', content]
+        second = mock.Mock(index=1, is_first=False)
+        second.run_on_first.return_value = first
+        second.run_on_all_and_gather = lambda call: [first, call()]
+        return branch.found(second, new, str(old))
 
     with find_as_second(6, seal) as source:
         assert source[1:3] == (6, tmp_path / 'new' / '.from_1' / '6')
@@ -139,68 +83,44 @@ def test_each_host_reads_its_own_links_of_the_step_that_the_first_one_chose(tmp_
             pass
 
 
-BASE = {'policy.path': {'model.safetensors': {'bytes': 1, 'sha256': 'a'}}}
-
-
-def make_config():
-    config = drzero.get_config('mini')
-    config.policy.adapters.rank = 4
-    return config
-
-
-@pytest.fixture
-def check_against(tmp_path, monkeypatch):
-    """Returns a function that checks configs and files against a run of this config."""
-    (tmp_path / 'checkpoints').mkdir()
-    (tmp_path / 'best').mkdir()
-
-    def begin(config, folder=tmp_path):
-        write_record(tmp_path, config, inputs=BASE)
-        source = branch.Source(folder, 1, tmp_path)
-        monkeypatch.setattr(branch, 'policy_names', lambda _: ['proposer', 'solver'])
-        return lambda config, files=BASE: branch.check(source, config, files)
-
-    return begin
-
-
 @pytest.mark.parametrize(
     ('field', 'value'),
     [('rank', 8), ('rank', 0), ('alpha', 8.0), ('linears', ('q', 'v')), ('quantize', 'int8')],
 )
-@pytest.mark.parametrize('folder', ['', 'best'])
-def test_adapters_that_mean_something_else_are_refused(
-    tmp_path, check_against, field, value, folder
-):
-    config = make_config()
-    check = check_against(config, tmp_path / folder)
-    check(config)
-    config.policy.adapters.update({field: value})
-    assert f'policy.adapters.{field}=' in refused(check, config)
-
-
-def test_adapters_of_another_base_are_refused_whatever_it_is_called(check_against):
-    config = make_config()
-    check = check_against(config)
-    other = {'policy.path': {'model.safetensors': {'bytes': 1, 'sha256': 'b'}}}
+def test_adapters_that_mean_something_else_are_refused(tmp_path, monkeypatch, field, value):
+    base, other = (
+        {'policy.path': {'model.safetensors': {'bytes': 1, 'sha256': content}}} for content in 'ab'
+    )
+    config = drzero.get_config('mini')
+    config.policy.adapters.rank = 4
+    write_record(tmp_path, config, inputs=base)
+    monkeypatch.setattr(branch, 'policy_names', lambda _: ['proposer', 'solver'])
+    # The folder `best` of a run is not a run itself.
+    source = branch.Source(tmp_path / 'best', 1, tmp_path)
+    # A base is what is in its files, whatever it is called.
     config.policy.path = 'moved'
-    check(config)
-    with pytest.raises(UserError, match='another base .*model.safetensors has other bytes'):
-        check(config, other)
+    branch.check(source, config, base)
+    line = refused(branch.check, source, config, other)
+    assert 'another base ' in line and 'model.safetensors has other bytes' in line
+    config.policy.adapters.update({field: value})
+    assert f'policy.adapters.{field}=' in refused(branch.check, source, config, base)
+
+
+def make_engine():
+    """One whose state is an array."""
+    engine = mock.Mock()
+    engine.device_state.return_value = {'w': jnp.ones(3)}
+    engine.host_state.return_value = {}
+    return engine
 
 
 def test_after_a_step_back_the_best_evaluation_is_saved_again(tmp_path):
     """Its checkpoint had replaced the best one before, and is later than the run."""
-    engine = types.SimpleNamespace(
-        device_state=lambda: {'w': jnp.ones(3)},
-        host_state=dict,
-        recipe=recipes.Recipe({}, None),
-        take_snapshots=lambda moment: None,
-    )
     config = drzero.get_config('mini')
     config.checkpoint.update(best='em/mean', every=100)
 
     def evaluated(number, value, cursor=0, best=None):
-        saver = Saver(Hosts(), Place(tmp_path), frozen(config), engine)
+        saver = Saver(Hosts(), Place(tmp_path), frozen(config), make_engine())
         saver.begin(RunState({}, cursor, best=best))
         with saver.saved_on_error():
             saver.after(Step(Phase('evaluation', 1), 0, number - 1), {'em/mean': value}, False)
@@ -217,23 +137,14 @@ def test_after_a_step_back_the_best_evaluation_is_saved_again(tmp_path):
 def test_the_checkpoint_at_the_end_of_a_shorter_schedule_stays(tmp_path):
     """A longer one goes on before the evaluation that ended it; a kill at any moment leaves something to go on from."""
     solver, evaluation = Phase('solver', 1), Phase('evaluation', 1)
-    engine = types.SimpleNamespace(
-        device_state=lambda: {'w': jnp.ones(3)},
-        host_state=dict,
-        restore=lambda *_: None,
-        take_snapshots=lambda moment: None,
-    )
     config = drzero.get_config('mini')
     config.checkpoint.update(best='em/mean', keep=1)
 
     def opened(phases):
-        saver = Saver(Hosts(), Place(tmp_path), frozen(config), engine)
+        saver = Saver(Hosts(), Place(tmp_path), frozen(config), make_engine())
         restored = saver.restored([Step(phase, 0, i) for i, phase in enumerate(phases)])
         saver.begin(restored or RunState({}, evaluations={'1': {}}))
         return saver
-
-    def saved(folder):
-        return saved_steps(tmp_path / folder)
 
     shorter = opened([solver, evaluation])
     with shorter.saved_on_error():
@@ -247,29 +158,16 @@ def test_the_checkpoint_at_the_end_of_a_shorter_schedule_stays(tmp_path):
     assert not longer.can_save(2)
     longer.save_now(2)
     assert longer.state.cursor == 1 and seal.read_text() == text
-    assert saved('best') == [2] and longer.state.best['checkpoint'] == 2
+    assert saved_steps(tmp_path / 'best') == [2] and longer.state.best['checkpoint'] == 2
     longer.save_now(3)
-    assert longer.state.cursor == 3 and saved('checkpoints') == [3]
+    assert longer.state.cursor == 3 and saved_steps(tmp_path / 'checkpoints') == [3]
     longer.checkpoints.close()
 
 
 def test_a_text_that_happens_to_name_a_file_is_no_input(tmp_path, monkeypatch):
-    """Only fields that are paths are inputs, those of a recipe's own settings among them."""
     monkeypatch.chdir(tmp_path)
-    config = make_config()
+    config = drzero.get_config('mini')
     for name in (config.judge.model, 'questions.jsonl'):
         (tmp_path / name).write_text('a file')
     config.inputs.questions = 'questions.jsonl'
     assert run_folder.fingerprints(config).keys() == {'policy.path', 'inputs.questions'}
-
-    class Settings(Section):
-        notes: InputPath = ''
-        title: str = ''
-
-    class Recipe(recipe_class('drzero')):
-        settings = {**recipe_class('drzero').settings, 'noted': Settings}
-
-    monkeypatch.setattr(recipes, 'recipe_class', lambda name: Recipe)
-    config = fields.default_config('elsewhere')
-    config.noted.update(notes='questions.jsonl', title='questions.jsonl')
-    assert run_folder.fingerprints(config).keys() == {'policy.path', 'noted.notes'}

@@ -1,6 +1,5 @@
 """A run with prompts of a user: its rollouts begin with them, and so does what goes on, asks and exports."""
 
-import pytest
 import run_library
 from run_files import lines
 
@@ -12,13 +11,8 @@ from zeroplay_jax.settings.kinds import prompts_name
 TEXT = run_library.PROMPTS.read_text()
 
 
-@pytest.fixture
-def whole(tmp_path_factory):
-    """A run with the example of the project."""
-    return run_library.whole('prompts', tmp_path_factory)
-
-
-def test_rollouts_and_the_record_have_them(whole):
+def test_rollouts_records_and_exports_have_them(tmp_path, tmp_path_factory):
+    whole = run_library.whole('prompts', tmp_path_factory)
     run = record.read(whole)
     assert run.config['prompts'] == TEXT
     assert run.inputs['prompts'] == {prompts_name(TEXT): {}}
@@ -28,12 +22,8 @@ def test_rollouts_and_the_record_have_them(whole):
     assert opening['proposer'].startswith('<|im_start|>system\nYou write quiz questions')
     assert 'Write {a question} between' in opening['proposer']
     assert 'You may search 1 times.' in opening['solver']
-
-
-def test_what_asks_and_exports_takes_those_of_the_run(whole, tmp_path):
     assert policy_settings.settings(whole / 'policy' / 'solver').prompts == TEXT
     for folder in export(whole, tmp_path / 'out'):
         card = (folder / 'README.md').read_text()
         assert f'| prompts | {prompts_name(TEXT)} |' in card
-        assert f'`{folder.name}`, system message:' in card
         assert ('You may search 1 times.' in card) == (folder.name == 'solver')

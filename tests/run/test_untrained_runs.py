@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 from python_process import config_flags, run_python
-from run_files import lines, summary_of
+from run_files import count_steps, summary_of
 from run_records import change_record
 
 # Every rollout ends after its first token, and those that end at a limit are not trained on.
@@ -22,10 +22,6 @@ def train(workdir, *extra):
     return result
 
 
-def steps_of(workdir):
-    return [record['step'] for record in lines(workdir)]
-
-
 @pytest.fixture(scope='module')
 def stopped(tmp_path_factory):
     workdir = tmp_path_factory.mktemp('untrained') / 'run'
@@ -34,16 +30,14 @@ def stopped(tmp_path_factory):
 
 def test_it_stops_with_status_3_and_a_line_that_says_what_to_change(stopped):
     workdir, result = stopped
-    assert result.returncode == 3
-    last_line = result.stderr.strip().split('\n')[-1]
+    assert result.returncode == 3 and count_steps(workdir) == 3
+    *notices, last_line = result.stderr.strip().split('\n')
     assert last_line.startswith(
         'zeroplay_jax: stopped: 2 steps in a row trained nothing in proposer'
     )
     assert 'truncated 100 % of 8 tasks' in last_line and 'config.rollout.turn_tokens' in last_line
     # At once, not only at the end.
-    notice = 'step 1 (proposer 1.1) trained nothing: truncated 100 % of 8 tasks'
-    assert notice in ' '.join(result.stderr.split())
-    assert steps_of(workdir) == [0, 1, 2]
+    assert 'step 1 (proposer 1.1) trained nothing: truncated' in ' '.join(' '.join(notices).split())
 
 
 def test_nothing_is_lost_and_nothing_is_called_trained(stopped):
@@ -54,24 +48,17 @@ def test_nothing_is_lost_and_nothing_is_called_trained(stopped):
         'proposer': {'trained': False, 'steps': 0, 'empty_steps': 2},
         'solver': {'trained': False, 'steps': 0, 'empty_steps': 0},
     }
-    assert summary['stopped'] in result.stderr
-    assert summary['readable'] == summary['answerable'] == 0
     assert not (workdir / 'policy').exists() and 'is not exported' in result.stdout
     assert (workdir / 'checkpoints' / '3').is_dir()
-    page = (workdir / 'report.html').read_text()
-    assert page.index('id="banner"') < page.index('<nav')
-    assert 'Nothing was trained in proposer, solver.' in page
+    assert 'Nothing was trained in proposer, solver.' in (workdir / 'report.html').read_text()
 
 
 def test_a_kill_between_the_last_checkpoint_and_the_report_changes_nothing(stopped, tmp_path):
     workdir, _ = stopped
-    killed = tmp_path / 'killed'
-    shutil.copytree(workdir, killed)
+    killed = shutil.copytree(workdir, tmp_path / 'killed')
     for name in ('summary.json', 'report.html'):
         (killed / name).unlink()
     change_record(killed, reported=None)
-    again = train(killed)
-    assert again.returncode == 3 and 'stopped: 2 steps in a row' in again.stderr
-    assert steps_of(killed) == [0, 1, 2]
+    assert train(killed).returncode == 3 and count_steps(killed) == 3
     assert summary_of(killed) == summary_of(workdir)
     assert (killed / 'report.html').is_file()

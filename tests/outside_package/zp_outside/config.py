@@ -11,26 +11,20 @@ def get_config():
     config = common.get_config('zp_outside.critic')
     config.tools.names = ('zp_outside.tools:fresh_search',)
     config.tools.top_k = 2
-    config.critic_game.update(drafts=2, improvement=0.5)
-    config.reward.update(
-        difficulty='zp_outside.rewards:plateau',
-        answer='zp_outside.rewards:last_word',
-        solves=2,
-        format_weight=0.5,
-    )
-    config.schedule.update(iterations=1, hop_ratio=(1, 1))
-    for role in (config.proposer, config.solver, config.critic):
+    config.critic_game.drafts = 2
+    config.reward.answer = 'zp_outside.rewards:last_word'
+    config.schedule.iterations = 1
+    for role in (config.solver, config.critic):
         # So few rollouts seldom differ at 1.0.
-        role.update(
-            loss='zp_outside.losses:quadratic', learning_rate=1e-4, samples=2, temperature=1.5
-        )
-    config.proposer.update(steps=3, batch=4)
-    config.critic.minibatches = 2
+        role.update(loss='zp_outside.losses:quadratic', learning_rate=1e-4, temperature=1.5)
+    config.solver.update(steps=3, batch=4, samples=4, filter_groups=False)
+    config.critic.update(samples=4, minibatches=2)
     config.sampler.slots = 16
     config.rollout.max_turns = 3
     config.micro.rows = 2
     config.world.update(train=(0, 1), evaluation=(0, 1))
+    config.inputs.world_questions = 12
     config.eval.update(questions=2, hops=(1, 2))
-    # With two rollouts per prompt a step often has no reward variance.
+    # In so few rollouts a step may have no reward variance.
     config.stop_after_empty_steps = 0
     return config

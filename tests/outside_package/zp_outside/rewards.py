@@ -1,12 +1,6 @@
-"""Rewards by name: `config.reward.difficulty` and `config.reward.answer`."""
+"""A reward by name: `config.reward.answer`."""
 
 from zeroplay_jax.objectives.answers import normalize_answer
-
-
-def plateau(solved, n, target):
-    """1 for a question that some but not all rollouts answered, ½ at either end."""
-    del target
-    return 1.0 if 0 < solved < n else 0.5
 
 
 def last_word(prediction, golds):
