@@ -6,10 +6,13 @@ import types
 import numpy as np
 from trajectories import make_trajectory
 
+from zeroplay_jax.rollout.call_syntax import syntax_of
+from zeroplay_jax.rollout.environment import Environment, Limits
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.selfplay.judge import judgements_of_episode
 from zeroplay_jax.selfplay.library import Library
 from zeroplay_jax.selfplay.schedule import Phase
+from zeroplay_jax.tools.search import SearchTool
 from zeroplay_jax.types import Outcome, TaskDropped, ToolCall, Turn
 
 
@@ -70,8 +73,9 @@ class Codec:
 class ScriptedRole:
     def __init__(self, prompt_tokens=10_000):
         self.prompt_tokens = prompt_tokens
-        self.env = self
-        self.codec = Codec()
+        limits = Limits(max_turns=2, turn_tokens=64, observation_tokens=64)
+        tools = {'search': SearchTool(None)}
+        self.env = Environment(Codec(), syntax_of('search_r1'), limits, tools)
 
 
 class ScriptedContext:
