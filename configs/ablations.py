@@ -117,8 +117,6 @@ ROWS = {
     'ssp/reinforce_reinforce': _of('solver', _REINFORCE | _SUM_OF_SSP),
     'ssp/grpo_reinforce': _of('proposer', _GRPO) | _of('solver', _REINFORCE | _SUM_OF_SSP),
     'ssp/grpo_grpo': _of('proposer', _GRPO),
-    # As table 4 has it for both roles.
-    'ssp/proposer_minibatches': {'proposer.minibatches': 2},
     # Compared with ssp/base_model, which forgets earlier questions every ten steps.
     'ssp/base_model': _BASE_MODEL,
     'ssp/dummy_padding': {**_BASE_MODEL, 'ssp.fill': 'pad'},

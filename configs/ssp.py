@@ -20,12 +20,12 @@ answers are those of the training worlds: external, and counted as such.
 Where paper and released code differ, this config follows the paper: the solver's advantages are not divided by the
 deviation and every answer weighs the same (eq. 4); the proposer's loss is a plain sum (eq. 5) without a KL term. Unlike
 table 4 (mini-batches of 128 of 256), the proposer makes one update per batch, as the code does: its loss has no ratio.
-The row ssp/proposer_minibatches makes two. The checker is the policy itself, as in algorithm 1; greedy is ours. The
-released code asks the server that also judges (ssp.checker, rows ssp/code and ssp/judge_checker). Noise is single
-documents of other trajectories (section 4.4); the code adds all documents of so many trajectories (rows ssp/code and
-ssp/noise_trajectories). Proposer and solver have optimisers of their own; the code has one for both (shared_optimizer),
-and the paper says neither. Every evaluation of the run also measures answers by the judge, as the paper does
-(eval.metric). Every value with its source: docs/hyperparameters.md.
+The checker is the policy itself, as in algorithm 1; greedy is ours. The released code asks the server that also judges
+(ssp.checker, rows ssp/code and ssp/judge_checker). Noise is single documents of other trajectories (section 4.4); the
+code adds all documents of so many trajectories (rows ssp/code and ssp/noise_trajectories). Proposer and solver have
+optimisers of their own; the code has one for both (shared_optimizer), and the paper says neither. Every evaluation of
+the run also measures answers by the judge, as the paper does (eval.metric). Every value with its source:
+docs/hyperparameters.md.
 """
 
 from zeroplay_jax.configs import common

@@ -396,7 +396,7 @@ class Recipe(RecipeBase):
         # The format score counts searches in all turns but the last, which counts in the search reward although
         # nothing may have been run (SCOPE, appendix F.2).
         *before_last, last = trajectory.turns or (Turn(''),)
-        searches = dataclasses.replace(trajectory, turns=before_last).calls_of('search')
+        searches = dataclasses.replace(trajectory, turns=tuple(before_last)).calls_of('search')
         last_call = env.read_turn(last.text).call
         is_last_search = last_call is not None and last_call.tool == 'search' and last_call.is_valid
         format_score = format_scores.scope_solver_format(
