@@ -24,8 +24,10 @@ _GRPO = {
     'minibatches': 2,
 }
 _REINFORCE = {'baseline': 'none', 'scale': 'none', 'samples': 1, 'loss': 'reinforce'}
-# Mean over rollouts of the sum over tokens, in one update, without a KL term.
-_SUM = {'aggregation': 'seq_mean_token_sum', 'minibatches': 1, 'kl_coef': 0.0}
+# Mean over rollouts of the sum over tokens: the proposer's loss of SSP, in one update and without a KL term, and the
+# losses of Dr. Zero (eqs. 2 and 5), π-Play (eq. 5) and SCOPE (eq. 3).
+_SUM_OF_SSP = {'aggregation': 'seq_mean_token_sum', 'minibatches': 1, 'kl_coef': 0.0}
+_SUM = {f'{role}.aggregation': 'seq_mean_token_sum' for role in ('proposer', 'solver')}
 # What the rows of SQLM and R-Zero have in common: questions without a document, in groups of a prompt, labelled by the
 # solver's majority, and no reward for form. (A question without its form is not asked, and earns nothing.)
 _MAJORITY = {
@@ -112,8 +114,8 @@ ROWS = {
     },  # the proposer stays as it was
     # Weights stay shared: the paper's "fixed" solver changes, too, by what the proposer learns (figure 3, table 2).
     'ssp/proposer_only': {'solver.train_iterations': 0},
-    'ssp/reinforce_reinforce': _of('solver', _REINFORCE | _SUM),
-    'ssp/grpo_reinforce': _of('proposer', _GRPO) | _of('solver', _REINFORCE | _SUM),
+    'ssp/reinforce_reinforce': _of('solver', _REINFORCE | _SUM_OF_SSP),
+    'ssp/grpo_reinforce': _of('proposer', _GRPO) | _of('solver', _REINFORCE | _SUM_OF_SSP),
     'ssp/grpo_grpo': _of('proposer', _GRPO),
     # Compared with ssp/base_model, which forgets earlier questions every ten steps.
     'ssp/base_model': _BASE_MODEL,
@@ -174,6 +176,7 @@ ROWS = {
         'pool.measure': 10,
         'pool.window': (0.3, 0.7),
     },
+    'drzero/sum_over_tokens': _SUM,
     'drzero/code': {
         'proposer.singleton': 'raw',
         'solver.singleton': 'raw',
@@ -197,6 +200,8 @@ ROWS = {
     **{f'piplay/top_{k}': {'solver.distill_top_k': k} for k in (25, 50, 100, 200)},
     'piplay/jsd': {'solver.distill_kind': 'jsd'},
     'piplay/fixed_teacher': {'solver.distill_ema_rate': 0.0},
+    'piplay/sum_over_tokens': _SUM,
+    'piplay/student_8192': _LONG,
     'piplay/iterations_1': {'schedule.iterations': 1},
     'piplay/iterations_2': {'schedule.iterations': 2},
     # DSPO: without its filter it is GSPO, with a token ratio DAPO; Search-R1's GRPO and PPO have neither, and are
@@ -247,6 +252,9 @@ ROWS = {
     'scope/rubric_writer_32b': _judge(rubric_model='Qwen3-32B'),
     'scope/per_turn': {'rollout.drop_thinking': True},
     'scope/no_window': {'pool.window': (0.0, 1.0)},
+    'scope/sum_over_tokens': _SUM,
+    # Appendix G has no limit of the batches; these are 250,000 documents in an iteration.
+    'scope/until_full': {'pool.batches': 1000},
     'scope/code': {
         'scope.code_format': True,
         'solver.clip_high': 0.28,

@@ -17,15 +17,16 @@ built-in checkpoint, on two CPU cores: every stage runs, both roles are updated,
 Every step draws documents from the index. With --config.inputs.documents=data/documents.jsonl they come from a file
 instead; none repeats before all with its hop count were used. Three iterations need this many:
 
-    zeroplay inputs documents --corpus wiki-18.jsonl --count 78000 --out data/documents.jsonl
+    zeroplay inputs documents --corpus wiki-18.jsonl --count 39000 --out data/documents.jsonl
 
 Where paper and released code differ, this config follows the paper. The loss is the code's: a clipped ratio per token,
 averaged over all tokens of the batch. With one update per batch the ratio is 1 (up to rounding), and both gradients, of
 eq. 2 and of eq. 5, are sums over tokens of advantage times gradient of the log-probability: the code's up to a
-constant, the number of tokens of the batch. Of the paper's alternatives (learning rate of the proposer 5e-7 or 1e-6,
-gradient norm 0.1 or 1.0, KL of the solver 0 or 0.001) this config takes 1e-6, 1.0 and 0. Its solver has sequences of
-3,072 tokens, ours of 4,096, like the proposer. Different from paper and code: every batch has the hops in exactly
-4:3:2:1 (the code draws them), hence singleton='zero'. Every value with its source: docs/hyperparameters.md.
+constant, the number of tokens of the batch (the row drzero/sum_over_tokens has the sum). Of the paper's alternatives
+(learning rate of the proposer 5e-7 or 1e-6, gradient norm 0.1 or 1.0, KL of the solver 0 or 0.001) this config takes
+1e-6, 1.0 and 0. Its solver has sequences of 3,072 tokens, ours of 4,096, like the proposer. Different from paper and
+code: every batch has the hops in exactly 4:3:2:1 (the code draws them), hence singleton='zero'. Every value with its
+source: docs/hyperparameters.md.
 """
 
 from zeroplay_jax.configs import common
@@ -65,6 +66,7 @@ def get_config(variant=''):
     common.use_wikipedia(config, 'Qwen2.5-3B-Instruct', 'wiki18_e5')
     # The paper prints every iteration.
     config.checkpoint.iterations = True
+    config.schedule.repeat_documents = True  # appendix A
     config.eval.every = config.solver.steps
     config.tools.syntax = 'qwen'  # figure 5; appendix A
     config.rollout.update(

@@ -6,10 +6,13 @@ import types
 import numpy as np
 from trajectories import make_trajectory
 
+from zeroplay_jax.rollout.call_syntax import syntax_of
+from zeroplay_jax.rollout.environment import Environment, Limits
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.selfplay.judge import judgements_of_episode
 from zeroplay_jax.selfplay.library import Library
 from zeroplay_jax.selfplay.schedule import Phase
+from zeroplay_jax.tools.search import SearchTool
 from zeroplay_jax.types import Outcome, TaskDropped, ToolCall, Turn
 
 
@@ -71,7 +74,10 @@ class ScriptedContext:
             self.scripts[role] = script if callable(script) else list(script)
         self.asked = []
         self.judge = judge
-        env = types.SimpleNamespace(codec=types.SimpleNamespace(encode_plain=str.split))
+        codec = types.SimpleNamespace(encode_plain=str.split)
+        limits = Limits(max_turns=2, turn_tokens=64, observation_tokens=64)
+        tools = {'search': SearchTool(None)}
+        env = Environment(codec, syntax_of('search_r1'), limits, tools)
         self.roles = {}
         for name in ('solver', 'checker'):
             self.roles[name] = types.SimpleNamespace(env=env, prompt_tokens=10_000)

@@ -11,6 +11,7 @@ import unicodedata
 
 # An answer with more articles and punctuation is the same.
 _LEFT_OUT = re.compile(r'\b(a|an|the)\b')
+_SEARCH_LEFT = re.compile(r'<search>[^<]*\S[^<]*</search>$')
 _ELEMENT = re.compile(r'\s*<(\w+)>.*?</\1>\s*', re.DOTALL)
 
 
@@ -140,7 +141,9 @@ def _open_answer(row, config, rows):
     tool = min(sum(searches[:-1]) / (len(searches) - 1), 1) if len(searches) > 1 else 0.0
     form = _form(row, [tool, bool(_ending(row, 'answer'))])
     judged = row['parts']['length_factor'] * (row['info'].get('score') or 0.0)
-    search = config['scope']['search_weight'] * min(sum(searches) / 3, 1)
+    # One that the last turn had no room to run.
+    is_left = row['finish'] == 'turns' and bool(_SEARCH_LEFT.search(_turns(row)[-1]))
+    search = config['scope']['search_weight'] * min((sum(searches) + is_left) / 3, 1)
     return judged + config['reward']['format_weight'] * form + search
 
 

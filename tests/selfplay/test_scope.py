@@ -1,6 +1,7 @@
 """SCOPE as an episode: gates before rubrics before trials, and what form, difficulty and length pay."""
 
 import collections
+import dataclasses
 import pathlib
 
 import input_files
@@ -133,9 +134,13 @@ TASK = Question('Describe Lomi.', rubrics=({'text': 'Tarva', 'priority': 'import
 SHORT, LONG = (searching(('Lomi', (LOMI,)), answer=text) for text in ('In Tarva', 'Tarva ' * 96))
 
 
-def solved(judge, **changes):
+NONE = final(finish='turns')
+LEFT = dataclasses.replace(searching(('Lomi', (LOMI,)), search='Puto'), finish='turns')
+
+
+def solved(judge, last=NONE, **changes):
     """What a short answer, a long one and none pay."""
-    scripts = dict(solver=[SHORT, LONG, final(finish='turns')])
+    scripts = dict(solver=[SHORT, LONG, last])
     _, outcome, _ = play('solver', TASK, judge, scripts, **changes)
     assert len({row.group for row in outcome.rows}) == 1
     return '\n'.join(map(parts_of, outcome.rows))

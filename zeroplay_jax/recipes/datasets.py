@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -111,6 +111,7 @@ class DocumentSampler:
             # With a file no documents of the corpus are needed: a search server has none.
             return
         self._seed = config.seed
+        self._repeats = config.schedule.repeat_documents
         self._ratio = tuple(config.schedule.hop_ratio)
         self._types = tuple(config.inputs.types)
         self._documents = library.documents
@@ -123,14 +124,16 @@ class DocumentSampler:
         """Returns tasks on `size` documents, a function of the arguments.
 
         Within a step no document repeats while there are enough. Steps that draw from the corpus are independent of
-        each other; a file is used up, per hop count and task type, before a document repeats.
+        each other; a file is used up, per hop count and task type, before a document repeats. With
+        `schedule.repeat_documents` the phases of an iteration have the same documents.
 
         Raises:
           UserError: no document can start a question of some hop count of the ratio.
         """
         if self._from_file:
             return self._from_file.tasks(step, size)
-        rng = identity_rng(self._seed, step.number)
+        drawn_for = (step.phase.iteration, step.index) if self._repeats else (step.number,)
+        rng = identity_rng(self._seed, *drawn_for)
         seeds: list[SeedDocument] = []
         types = itertools.cycle(self._types)
         used: set[int] = set()
@@ -251,10 +254,11 @@ class DocumentFile:
         # continue across phases: until a cell is exhausted, generation does not repeat the documents that the
         # proposer trained on.
         used: collections.Counter[Cell] = collections.Counter()
-        for phase in self._phases():
+        repeats = self._config.schedule.repeat_documents
+        for phase in self._phases_of_documents() if repeats else self._phases():
             # Iteration and name identify a phase: `alternate` has each name once per iteration.
             same_iteration = phase.iteration == step.phase.iteration
-            is_current = same_iteration and phase.name == step.phase.name
+            is_current = same_iteration and (repeats or phase.name == step.phase.name)
             steps = step.index if is_current else phase.steps
             # A recipe may give documents to phases that have none in turns.
             is_alike = phase.trains == step.phase.trains
@@ -268,6 +272,14 @@ class DocumentFile:
             f'config.inputs.documents: phase {step.phase.name!r} of the recipe is not in the schedule '
             'that DocumentSampler was given; pass it self.phases'
         )
+
+    def _phases_of_documents(self) -> Iterable[Phase]:
+        """Returns the first phase with documents of every iteration."""
+        first: dict[int, Phase] = {}
+        for phase in self._phases():
+            if documents_of(self._config, phase):
+                first.setdefault(phase.iteration, phase)
+        return first.values()
 
 
 def documents_of(config: Config, phase: Phase) -> int:
@@ -413,8 +425,11 @@ def generation_steps(config: Config) -> int:
     return pool.batches or math.ceil(solver.steps * solver.batch / pool.batch)
 
 
-def check_target(config: Config) -> Iterator[Problem]:
-    """Yields a `pool.target` that the generation steps of an iteration cannot reach."""
+def check_generation(config: Config) -> Iterator[Problem]:
+    """Yields a `pool.target` that an iteration cannot reach, and steps that cannot repeat each other's documents."""
+    if config.schedule.repeat_documents and config.pool.batch != config.proposer.batch:
+        text = f'steps of {config.proposer.batch} documents (proposer.batch) are repeated; give as many'
+        yield Problem('pool.batch', text)
     documents = generation_steps(config) * config.pool.batch
     if config.pool.target > documents:
         text = f'a document gives one question at most, and an iteration reads {documents}; raise pool.batches'

@@ -18,7 +18,7 @@ from zeroplay_jax.recipes import proposing, solving
 from zeroplay_jax.recipes.datasets import (
     DocumentSampler,
     alternate,
-    check_target,
+    check_generation,
     tasks_in_turns,
 )
 from zeroplay_jax.recipes.proposing import Proposal
@@ -42,7 +42,8 @@ class Settings(Section):
     labels: Literal['proposer', 'majority'] = 'proposer'
     """What counts as right: the proposer's answer, or the most frequent one of the solver's rollouts (SQLM, R-Zero)."""
     separate_format: bool = False
-    """Score the four parts of the form one by one (paper), or all or nothing (code)."""
+    """Score the four parts of the form one by one (paper), or all or nothing; then no question that contains its answer
+    is asked (code)."""
 
 
 class Recipe(RecipeBase):
@@ -77,7 +78,7 @@ class Recipe(RecipeBase):
     def check(cls, config: Config):
         """Refuses hop counts with a single proposal, a window without measured solve rates, and mixed labels."""
         yield from check_hop_groups(config)
-        yield from check_target(config)
+        yield from check_generation(config)
         if config.drzero.labels == 'majority' and config.solver.distill_top_k:
             text = "the teacher would read the proposer's answer, which is not the label; set it to proposer"
             yield Problem('drzero.labels', text)

@@ -62,7 +62,8 @@ async def propose(
       task: its payload is a `SeedDocument`. The request is (*task.identity, 0).
       samples: number of proposals.
       show_document: whether the prompt contains the document.
-      separate_format: whether to score the form as in the paper (`format_scores.drzero_separate_format`).
+      separate_format: whether to score the form as in the paper (`format_scores.drzero_separate_format`), and ask
+        questions that contain their answer.
 
     Raises:
       TaskDropped: the prompt is too long.
@@ -103,8 +104,8 @@ def read_proposal(
         rejected = 'no_question'
     elif not answer:
         rejected = 'no_answer'
-    # An answer with an empty normal form is contained in every question.
-    elif normalize_answer(answer) in normalize_answer(question):
+    # The paper has no such rule (eq. 4). An answer with an empty normal form is contained in every question.
+    elif not separate_format and normalize_answer(answer) in normalize_answer(question):
         rejected = 'leaks_answer'
     return Proposal(trajectory, question, answer, format_score, rejected)
 

@@ -23,7 +23,7 @@ from zeroplay_jax.recipes.datasets import (
     DocumentSampler,
     SeedDocument,
     alternate,
-    check_target,
+    check_generation,
     dataset_tasks,
     tasks_in_turns,
 )
@@ -48,7 +48,17 @@ from zeroplay_jax.settings.kinds import (
     requires,
 )
 from zeroplay_jax.settings.schema import Config
-from zeroplay_jax.types import Json, Outcome, Question, Row, RowInfo, Task, TaskDropped, Trajectory
+from zeroplay_jax.types import (
+    Json,
+    Outcome,
+    Question,
+    Row,
+    RowInfo,
+    Task,
+    TaskDropped,
+    Trajectory,
+    Turn,
+)
 
 # SCOPE's task types (appendix H) as the challenger reads them; any other name is used as it is.
 TASK_TYPES = {
@@ -140,7 +150,7 @@ class Recipe(RecipeBase):
     @classmethod
     def check(cls, config: Config):
         """Refuses crossed length limits, and a rule that could not follow a task."""
-        yield from check_target(config)
+        yield from check_generation(config)
         settings = config.scope
         if settings.soft_length >= settings.hard_length:
             text = f'not below scope.hard_length={settings.hard_length}; give less'
@@ -375,22 +385,23 @@ class Recipe(RecipeBase):
         settings = self.config.scope
         trajectory, value, drop = graded
         answer = final_answer(trajectory)
-        codec = context.roles['solver'].env.codec
+        env = context.roles['solver'].env
         # Only the tokens of the answer count (SCOPE eq. 7): thoughts and searches may be long.
-        answer_tokens = len(codec.encode_plain(answer or ''))
+        answer_tokens = len(env.codec.encode_plain(answer or ''))
         discount = 1.0
         if settings.length_factor:
             discount = rewards.length_factor(
                 answer_tokens, soft=settings.soft_length, hard=settings.hard_length
             )
-        searches = trajectory.calls_of('search')
-        # The format score counts searches in all turns but the last. Calls are compared by object identity,
-        # because two equal calls may be in different turns.
-        final_call = trajectory.turns[-1].call if trajectory.turns else None
-        searches_before_final = [call for call in searches if call is not final_call]
+        # The format score counts searches in all turns but the last, which counts in the search reward although
+        # nothing may have been run (SCOPE, appendix F.2).
+        *before_last, last = trajectory.turns or (Turn(''),)
+        searches = dataclasses.replace(trajectory, turns=tuple(before_last)).calls_of('search')
+        last_call = env.read_turn(last.text).call
+        is_last_search = last_call is not None and last_call.tool == 'search' and last_call.is_valid
         format_score = format_scores.scope_solver_format(
             [turn.text for turn in trajectory.turns],
-            searches=len(searches_before_final),
+            searches=len(searches),
             answer=answer,
             code=settings.code_format,
         )
@@ -400,7 +411,8 @@ class Recipe(RecipeBase):
         parts['rubrics'] = discount * (value or 0.0)
         parts['length_factor'] = discount
         parts['format'] = self.config.reward.format_weight * format_score['raw']
-        parts['search'] = settings.search_weight * rewards.search_bonus(len(searches))
+        searches_paid = len(searches) + is_last_search
+        parts['search'] = settings.search_weight * rewards.search_bonus(searches_paid)
         # The order of the terms is fixed, because another order would change the last bits of the sum.
         reward = parts['rubrics'] + parts['format'] + parts['search']
         return Row(

@@ -267,6 +267,8 @@ class Schedule(Section):
     """Iterations of proposer, generation and solver phase."""
     hop_ratio: HopRatio = (4, 3, 2, 1)
     """Exact shares of questions of 1, 2, … hops in every batch; dspo on worlds: equal shares of these hops."""
+    repeat_documents: bool = False
+    """Generate questions on the documents that the proposer was trained on in the iteration, not on further ones."""
     initial_document: bool = True
     """Show the proposer its document."""
 

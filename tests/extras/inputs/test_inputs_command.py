@@ -72,17 +72,18 @@ def hops_of(tasks):
 
 def test_answers_of_sets_are_a_sample_without_repeats_and_what_cannot_be_hidden(tmp_path, capsys):
     one = [{'question': f'q{i}', 'golden_answers': [f' Name  {i} ', 'other']} for i in range(30)]
-    unusable = ('Yes', 'no.', 'the name 3', ' '.join('abcdefghijk'), '?')
+    unusable = ('the name 3', ' '.join('abcdefghijk'), '?')
     bad = [{'question': 'q', 'answer': answer} for answer in unusable]
+    others = ('Lomi', 'Yes', 'no.')
     paths = [
         write(tmp_path / 'one.jsonl', *one, '', *bad),
-        write(tmp_path / 'two.jsonl', {'answer': 'Lomi'}),
+        write(tmp_path / 'two.jsonl', *({'answer': answer} for answer in others)),
     ]
     arguments = ('answers', '--sets', ','.join(paths))
-    lines, said = built(capsys, tmp_path / 'a.jsonl', *arguments, '--count=31')
-    assert {line['answer'] for line in lines} == {f'Name {i}' for i in range(30)} | {'Lomi'}
+    lines, said = built(capsys, tmp_path / 'a.jsonl', *arguments, '--count=33')
+    assert {line['answer'] for line in lines} == {f'Name {i}' for i in range(30)} | {*others}
     use = 'taken by recipe ssp with --config.inputs.answers='
-    assert all(part in said for part in ('2 yes_no', '1 duplicate', '1 too_long', use))
+    assert all(part in said for part in ('1 empty', '1 duplicate', '1 too_long', use))
     source = (tmp_path / 'one.jsonl').read_text().split('\n')
     for line in lines:  # provenance leads back to the line that the answer is of
         if line['source'].endswith('one.jsonl'):
@@ -92,8 +93,8 @@ def test_answers_of_sets_are_a_sample_without_repeats_and_what_cannot_be_hidden(
     hidden = {task.payload.answer for task in tasks}
     assert len(hidden) == 20 and all(task.external for task in tasks)
     assert hidden < {line['answer'] for line in lines}
-    line = refused(capsys, tmp_path / 'b.jsonl', *arguments, '--count=32')
-    assert '31 answers can be used' in line and 'lower --count or raise --most-words' in line
+    line = refused(capsys, tmp_path / 'b.jsonl', *arguments, '--count=34')
+    assert '33 answers can be used' in line and 'lower --count or raise --most-words' in line
     some = lambda *more: built(capsys, tmp_path / 'c.jsonl', *arguments, *more)[0]
     assert some('--count=9') == some('--count=9') != some('--count=9', '--seed=1')
 
@@ -108,7 +109,6 @@ def test_answers_of_a_corpus_are_titles_and_what_two_documents_mention(tmp_path,
         ('Lomi (city)', 'It was founded in 1204 by Ada Barra. Only here: Uno Solo.'),
         ('Lomi (city)', 'A second passage of one document names Uno Solo again.'),
         ('List of cities', 'Ada Barra again.'),
-        ('Yes', 'Nothing.'),
         ('', 'In 1204 there was no title.'),
     ]
     arguments = ('answers', '--corpus', corpus_file(tmp_path / 'c.jsonl', *passages))
@@ -116,7 +116,7 @@ def test_answers_of_a_corpus_are_titles_and_what_two_documents_mention(tmp_path,
     kinds = {line['answer']: line['kind'] for line in lines}
     assert kinds == {'Lomi': 'title', '1204': 'date', 'Ada Barra': 'entity'}
     assert {(line['document_id'], line['line']) for line in lines} == {('p0', 1)}
-    assert '1 list, 1 one_document, 1 yes_no' in said
+    assert '1 list, 1 one_document' in said
     line = refused(capsys, tmp_path / 'b', *arguments, '--count=4')
     assert '3 answers can be used' in line
 
@@ -173,9 +173,9 @@ def test_a_corpus_without_a_usable_passage_is_said_to_have_none(tmp_path, capsys
     for kind in ('answers', 'documents'):
         line = refused(capsys, tmp_path / 'x.jsonl', kind, '--corpus', source, '--count=9')
         assert ' 0 ' in line and '2 no_title' in line and 'give passages with titles' in line
-    path = write(tmp_path / 'q.jsonl', {'question': 'Is it?', 'answer': 'yes'})
+    path = write(tmp_path / 'q.jsonl', {'question': 'Is it?', 'answer': '?'})
     line = refused(capsys, tmp_path / 'x.jsonl', 'answers', '--sets', path)
-    assert '(left out: 1 yes_no), not 50000; give other files' in line
+    assert '(left out: 1 empty), not 50000; give other files' in line
 
 
 def test_documents_are_dealt_with_the_hops_that_they_were_given(tmp_path, capsys):

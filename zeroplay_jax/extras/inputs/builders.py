@@ -129,15 +129,9 @@ def _shuffled(items: Sequence[T], seed: int, *identity: int) -> list[T]:
 
 
 def unfit(answer: str, max_words: int) -> str | None:
-    """Returns why an answer cannot be used: 'empty' (in normal form), 'yes_no', 'too_long'; None if it can.
-
-    Yes and no are refused because no question can be written for which they are the only true answer.
-    """
-    normal_form = normalize_answer(answer)
-    if not normal_form:
+    """Returns why an answer cannot be used: 'empty' (in normal form), 'too_long'; None if it can."""
+    if not normalize_answer(answer):
         return 'empty'
-    if normal_form in ('yes', 'no'):
-        return 'yes_no'
     if len(answer.split()) > max_words:
         return 'too_long'
     return None
