@@ -30,7 +30,7 @@ MOST_MEMORY = psutil.virtual_memory().total // 8
 SLOW_FILES = """
     test_readme.py test_hosts.py test_run.py test_kills.py test_recipes.py test_ask_command.py test_papers.py
     test_package.py test_notebooks.py test_quickstart.py test_update_modes.py test_elementwise_losses.py test_learner.py
-    test_rollout_means.py test_ahead_runs.py test_adapter_runs.py test_report_page.py test_league.py
+    test_rollout_means.py test_adapter_runs.py test_report_page.py test_league.py
     test_families.py test_untrained_runs.py test_qa.py test_commands.py
 """.split()
 

@@ -67,9 +67,3 @@ def test_a_shard_does_its_share_and_exchanges_nothing(model, kind, name, monkeyp
     # Of one device. What a shard does beyond its eighth is 5 % of that eighth at most.
     assert 0 < operations(eight) / operations(one) <= 1.05 / 8
     assert not COLLECTIVE.findall(eight.as_text())
-
-
-def test_a_round_that_ends_before_its_first_device_call_can_be_abandoned(model):
-    sampler = Sampler(model, CONFIG, sharding.make_mesh())
-    sampler.rewind([0], [3])
-    assert sampler.state is None

@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import types
 
 import interpretable_kernel
 import jax
@@ -24,6 +25,7 @@ from request_cases import (
 )
 
 from zeroplay_jax.policy import ragged_attention, ragged_tpu, sharding
+from zeroplay_jax.rollout import token_steps
 from zeroplay_jax.settings.kinds import refuse
 
 
@@ -50,6 +52,17 @@ def test_few_pages_evict_and_prefill_again(policy):
     assert few.stats['evictions'] > 0 and few.stats['refilled_tokens'] > 0
     assert not plenty.stats['evictions']
     check_idle(pool)
+
+
+def test_a_step_feeds_the_oldest_turns_first_and_leaves_a_quarter_to_prompts():
+    config = dataclasses.replace(PAGED, slots=8, token_budget=8)
+    length, age = np.full(8, 20), np.arange(8)[::-1]
+    # Two prompts, and six slots that decode.
+    cached = np.array([10, 10, *[19] * 6])
+    state = types.SimpleNamespace(length=length, cached=cached, limit=length + 9, status=length)
+    fed = token_steps.tokens_of_budget(config, state, age)
+    assert fed.single.tolist() == [False] * 2 + [True] * 6
+    assert fed.chunk.tolist() == [0, 2, *[0] * 6]
 
 
 def greedy(policy, config, mesh=None):

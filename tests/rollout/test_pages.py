@@ -1,114 +1,80 @@
 """The page allocator: random operations keep its counts, and nothing is lost or used twice."""
 
+import dataclasses
+
 import numpy as np
 
 from zeroplay_jax.rollout.pages import OwnedPages, PageAllocator
 
 PAGES, PAGE, CONTEXT = 60, 16, 300
+# Per step of the random operations.
+CHANCES = {'start': 0.1, 'fork': 0.15, 'grow': 0.45, 'cut': 0.1, 'close': 0.15, 'forget': 0.05}
 
 
-class Model:
-    """Random operations of rollouts on an allocator, with what every row's pages must hold."""
+@dataclasses.dataclass(eq=False)
+class Row:
+    """A rollout of so many tokens, or a prompt that is held for siblings."""
 
-    def __init__(self, seed):
-        self.rng = np.random.default_rng(seed)
-        self.pages = PageAllocator(PAGES, PAGE)
-        self.rows = []  # [row, length, limit, prompt]
-        self.holds = []  # (held, prompt)
-        self.writers = {}  # page → id of the row that writes it
-        self.seen = dict.fromkeys(('refused', 'in_place', 'copied', 'cut'), 0)
+    pages: OwnedPages
+    prompt: int
+    limit: int = 0
+    length: int = 0
 
-    def pick(self, items):
-        return items[self.rng.integers(len(items))]
 
-    def start(self):
-        prompt = int(self.rng.integers(1, 120))
-        limit = int(self.rng.integers(prompt + 1, CONTEXT))
-        row = OwnedPages()
-        if not self.pages.reserve(row, limit):
-            self.seen['refused'] += 1
-            return
-        self.pages.grow(row, prompt)
-        self.rows.append([row, prompt, limit, prompt])
-        if self.rng.random() < 0.5:
-            self.holds.append((self.pages.hold(row, prompt), prompt))
-
-    def fork(self):
-        if not self.holds:
-            return
-        held, prompt = self.pick(self.holds)
-        limit = int(self.rng.integers(prompt + 1, CONTEXT))
-        tail = held.pages[self.pages.shared_pages(prompt)]
-        before = self.pages.references[tail]
-        row = self.pages.fork(held, prompt, limit)
-        if row is None:
-            self.seen['refused'] += 1
-            return
-        in_place = row.pages[-1] == tail
-        assert in_place == (before == 1)
-        self.seen['in_place' if in_place else 'copied'] += 1
-        self.rows.append([row, prompt, limit, prompt])
-
-    def grow(self):
-        if self.rows:
-            entry = self.pick(self.rows)
-            row, length, limit, _ = entry
-            # A row that was cut reserves its next turn first, and waits if it cannot.
-            if self.pages.reserve(row, limit):
-                entry[1] = min(limit, length + int(self.rng.integers(1, 40)))
-                self.pages.grow(row, entry[1])
-            else:
-                self.seen['refused'] += 1
-
-    def cut(self):
-        if self.rows:
-            entry = self.pick(self.rows)
-            entry[1] = int(self.rng.integers(entry[3], entry[1] + 1))
-            self.pages.cut(entry[0], entry[1])
-            self.seen['cut'] += 1
-
-    def close(self):
-        if self.rows:
-            row, *_ = self.rows.pop(self.rng.integers(len(self.rows)))
-            self.pages.release(row)
-
-    def forget(self):
-        if self.holds:
-            held, _ = self.holds.pop(self.rng.integers(len(self.holds)))
-            self.pages.release(held)
-
-    def check(self):
-        pages = self.pages
-        used = np.zeros(PAGES, int)
-        written = []
-        for row, length, limit, _ in self.rows:
-            assert length <= len(row.pages) * PAGE and len(row.pages) <= pages.pages_for(limit)
-            written += row.pages[row.floor // PAGE :]
-            used[row.pages] += 1
-        for held, _ in self.holds:
-            used[held.pages] += 1
-        assert pages.references == used.tolist()
-        assert sorted(pages.free) == np.flatnonzero(used == 0).tolist()
-        assert len(set(written)) == len(written), 'a page with two writers'
-        assert pages.promised == sum(row.reserved for row, *_ in self.rows) <= len(pages.free)
+def check(allocator, rows, holds):
+    used = np.zeros(PAGES, int)
+    written = []
+    for row in rows:
+        assert row.length <= len(row.pages.pages) * PAGE
+        assert len(row.pages.pages) <= allocator.pages_for(row.limit)
+        written += row.pages.pages[row.pages.floor // PAGE :]
+    for owner in [*rows, *holds]:
+        used[owner.pages.pages] += 1
+    assert allocator.references == used.tolist()
+    assert sorted(allocator.free) == np.flatnonzero(used == 0).tolist()
+    assert len(set(written)) == len(written), 'a page with two writers'
+    assert allocator.promised == sum(row.pages.reserved for row in rows) <= len(allocator.free)
 
 
 def test_random_operations_keep_the_counts():
-    model = Model(seed=0)
-    operations = [model.start, model.fork, model.grow, model.cut, model.close, model.forget]
-    choices = model.rng.choice(len(operations), 20000, p=[0.1, 0.15, 0.45, 0.1, 0.15, 0.05])
-    for number, choice in enumerate(choices):
-        operations[choice]()
-        if number % 50 == 0:
-            model.check()
-    model.check()
-    assert min(model.seen.values()) > 50, model.seen
-    while model.rows:
-        model.close()
-    while model.holds:
-        model.forget()
-    assert len(model.pages.free) == model.pages.available == PAGES
-    assert not any(model.pages.references)
+    rng = np.random.default_rng(0)
+    allocator, rows, holds, refused = PageAllocator(PAGES, PAGE), [], [], 0
+    pick = lambda items: items[rng.integers(len(items))]
+    for operation in rng.choice(list(CHANCES), 20000, p=list(CHANCES.values())):
+        if operation == 'start':
+            prompt = int(rng.integers(1, 120))
+            row = Row(OwnedPages(), prompt, int(rng.integers(prompt + 1, CONTEXT)), prompt)
+            if allocator.reserve(row.pages, row.limit):
+                allocator.grow(row.pages, prompt)
+                rows.append(row)
+                holds.append(Row(allocator.hold(row.pages, prompt), prompt))
+            else:
+                refused += 1
+        elif operation in ('fork', 'forget') and holds:
+            held = pick(holds)
+            limit = int(rng.integers(held.prompt + 1, CONTEXT))
+            if operation == 'forget':
+                holds.remove(held)
+                allocator.release(held.pages)
+            elif pages := allocator.fork(held.pages, held.prompt, limit):
+                rows.append(Row(pages, held.prompt, limit, held.prompt))
+        elif operation in ('grow', 'cut', 'close') and rows:
+            row = pick(rows)
+            if operation == 'close':
+                rows.remove(row)
+                allocator.release(row.pages)
+            elif operation == 'cut':
+                row.length = int(rng.integers(row.prompt, row.length + 1))
+                allocator.cut(row.pages, row.length)
+            # A row that was cut reserves its next turn first, and waits if it cannot.
+            elif allocator.reserve(row.pages, row.limit):
+                row.length = min(row.limit, row.length + int(rng.integers(1, 40)))
+                allocator.grow(row.pages, row.length)
+        check(allocator, rows, holds)
+    assert refused > 50
+    for owner in [*rows, *holds]:
+        allocator.release(owner.pages)
+    assert len(allocator.free) == allocator.available == PAGES
 
 
 def test_shared_pages_are_free_when_all_their_rows_are_released():

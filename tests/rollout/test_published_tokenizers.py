@@ -22,11 +22,7 @@ EXPECTED = {
 }
 
 
-# Its tokenizer of 262,144 tokens takes long to load; test_gemma_rollouts.py has one of its kind.
-GEMMA = pytest.param('gemma3', marks=pytest.mark.long)
-
-
-@pytest.fixture(scope='module', params=['qwen3', 'qwen2_5', 'llama3_2', 'mistral_nemo', GEMMA])
+@pytest.fixture(scope='module', params=EXPECTED)
 def published(request):
     folder = published_tokenizers.folder(request.param)
     reference = transformers.AutoTokenizer.from_pretrained(str(folder))

@@ -1,13 +1,10 @@
 """The sampler's promises: what a rollout contains depends on its request and on nothing else."""
 
-import asyncio
 import dataclasses
 import gc
-import signal
 import time
 import types
 
-import jax
 import numpy as np
 import pytest
 from request_cases import (
@@ -27,11 +24,10 @@ from request_cases import (
 
 from zeroplay_jax.policy import sharding
 from zeroplay_jax.rollout.requests import Rollout
-from zeroplay_jax.rollout.sampler import Sampler, programs
-from zeroplay_jax.rollout.scheduler import PromptTooLong, Scheduler
+from zeroplay_jax.rollout.sampler import programs
+from zeroplay_jax.rollout.scheduler import PromptTooLong
 from zeroplay_jax.rollout.slot_state import NO_TOKEN
-from zeroplay_jax.runtime import signals
-from zeroplay_jax.types import ENV, POLICY, PROMPT, Preempted
+from zeroplay_jax.types import ENV, POLICY, PROMPT
 
 
 @pytest.fixture(scope='module')
@@ -176,26 +172,6 @@ def broken(queries):
     raise OSError('no index')
 
 
-def test_results_refusals_and_new_requests_of_a_round_are_put_by_one_call(policy, monkeypatch):
-    scheduler, pool = make_scheduler(policy, dataclasses.replace(CONFIG, slots=12, put_rows=12))
-    puts, put, one_round = [], pool.sampler.put, scheduler._round
-
-    def counted(rows):
-        puts[-1].append([row.start for row in rows])
-        put(rows)
-
-    def counted_round():
-        puts.append([])
-        return one_round()
-
-    monkeypatch.setattr(pool.sampler, 'put', counted)
-    monkeypatch.setattr(scheduler, '_round', counted_round)
-    play(scheduler, requests(make_env(policy[0])))
-    assert max(map(len, puts)) == 1
-    # Some round put results, and new prompts, which start at 0.
-    assert any(min(rows) == 0 < max(rows) for of_round in puts for rows in of_round)
-
-
 @pytest.mark.parametrize('search', [broken, lambda queries: []], ids=['raises', 'too few results'])
 def test_failing_tool_is_an_observation_and_is_counted(policy, search):
     out = run(policy, requests(make_env(policy[0], search, observation_tokens=40)))
@@ -232,20 +208,6 @@ def test_the_noise_after_a_cut_is_that_of_no_other_request(policy):
     assert len(set(keys)) == len(cases)
 
 
-def test_sigterm_ends_a_round_between_two_turns_of_the_loop():
-    rounds = []
-
-    async def episode():
-        signal.raise_signal(signal.SIGTERM)
-        while len(rounds) < 1000:
-            rounds.append(None)
-            await asyncio.sleep(0)
-
-    with signals.watched(), pytest.raises(Preempted):
-        Scheduler({}).run([episode()])
-    assert len(rounds) < 1000
-
-
 def test_overdue_tool_becomes_an_error_only_when_not_deterministic(policy):
     def slow(queries):
         time.sleep(0.3)
@@ -256,11 +218,6 @@ def test_overdue_tool_becomes_an_error_only_when_not_deterministic(policy):
         rollouts = run(policy, requests(env, 6), deterministic=deterministic, tool_timeout=0.05)
         errors = {call.error for call in searches(rollouts)}
         assert errors == {None if deterministic else 'timeout'}
-
-
-def test_greedy_ignores_the_key(policy):
-    a, b, c = run(policy, requests(make_env(policy[0]), count=1, temperature=0.0))
-    same([a, a], [b, c])
 
 
 def test_turn_limits(policy):
@@ -318,15 +275,3 @@ def test_of_several_episodes_that_raise_one_error_is_reported(policy, caplog):
         scheduler.run([bad(number) for number in range(3)])
     gc.collect()
     assert 'never retrieved' not in caplog.text
-
-
-def test_clones_take_the_memory_of_one_slot(policy):
-    """All of a call at once would take that of as many slots again: at 4,096 tokens gibibytes."""
-    sampler = Sampler(policy[1], CONFIG, sharding.make_mesh())
-    state = jax.eval_shape(sampler.programs['empty'])
-    rows = jax.ShapeDtypeStruct((CONFIG.put_rows,), np.int32)
-    temperature = jax.ShapeDtypeStruct((CONFIG.put_rows,), np.float32)
-    keys = jax.ShapeDtypeStruct((CONFIG.put_rows, 2), np.uint32)
-    lowered = sampler.programs['clone'].lower(state, *[rows] * 5, temperature, keys)
-    of_slots = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.cache))
-    assert lowered.compile().memory_analysis().temp_size_in_bytes < 2 * of_slots / CONFIG.slots

@@ -1,7 +1,6 @@
 """Text and ids: foreign text stays plain, prompts and suffixes are those of the chat template, stops are found."""
 
 import dataclasses
-import json
 import types
 
 import numpy as np
@@ -53,64 +52,8 @@ def test_a_question_cannot_forge_structure(codec, text):
     assert text in codec.decode(prompt)
 
 
-# In the shape of published families: how a turn ends, how a tool's reply is wrapped, what is trimmed or left out.
-TURN = "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
 REPLY = "{{ '<|im_start|>user\n<tool_response>\n' + m.content + '\n</tool_response><|im_end|>\n' }}"
 GENERATE = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-TEMPLATES = {
-    'qwen3': '{% set ns = namespace(last=0) %}{% for m in messages %}'
-    "{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}{% for m in messages %}"
-    "{% if m.role == 'tool' %}"
-    + REPLY
-    + "{% elif m.role == 'assistant' and loop.index0 < ns.last %}"
-    "{{ '<|im_start|>assistant\n' + m.content.split('</think>')[-1].lstrip('\n') + '<|im_end|>\n' }}"
-    '{% else %}' + TURN + '{% endif %}{% endfor %}' + GENERATE,
-    'llama3': "{% for m in messages %}{% set role = 'ipython' if m.role == 'tool' else m.role %}"
-    "{{ '<|start_header_id|>' + role + '<|end_header_id|>\n\n' + m.content | trim + '<|eot_id|>' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}",
-    'olmo3': "{% for m in messages %}{% if m.role == 'tool' %}"
-    "{{ '<|im_start|>environment\n' + m.content + '<|im_end|>\n' }}{% else %}"
-    + TURN
-    + '{% endif %}{% endfor %}'
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>' }}{% endif %}",
-}
-
-
-@pytest.fixture(scope='module', params=TEMPLATES)
-def templated(request, tmp_path_factory):
-    folder = tiny.make_folder(tmp_path_factory.mktemp('templates') / request.param)
-    settings = json.loads((folder / 'tokenizer_config.json').read_text())
-    settings.pop('chat_template', None)
-    (folder / 'tokenizer_config.json').write_text(json.dumps(settings))
-    (folder / 'chat_template.jinja').write_text(TEMPLATES[request.param])
-    return request.param, Codec(folder), transformers.AutoTokenizer.from_pretrained(str(folder))
-
-
-def check_conversation(codec, reference, opened, turns, retained):
-    """Prompt, turns and suffixes, one after another, are the ids of the whole conversation, after every reply.
-
-    Args:
-      opened: text with which the header of a turn ends.
-      turns: pairs of what the policy writes and the result of its call.
-      retained: ids of a turn → those that stay in the context.
-    """
-    chat = [{'role': 'user', 'content': 'abc?'}]
-    ids = codec.render(chat).tolist()
-    for turn, page in turns:
-        ids += retained(codec.encode(turn))
-        ids += codec.suffix({'role': 'tool', 'content': [Untrusted(page)]}).tolist()
-        chat += [
-            {'role': 'assistant', 'content': opened + turn},
-            {'role': 'tool', 'content': page},
-        ]
-        assert ids == template_ids(reference, chat)
-
-
-def test_a_conversation_grows_as_its_template_would_render_it(templated):
-    family, codec, reference = templated
-    opened = '<think>' if family == 'olmo3' else ''  # its header opens the thoughts
-    turns = [('de\n<think>fa', 'page {"result": "x"}'), ('gh</search>', 'b'), ('a', 'c d e')]
-    check_conversation(codec, reference, opened, turns, list)
 
 
 def test_dropped_thoughts_leave_what_a_template_that_drops_them_leaves(tmp_path):
@@ -124,9 +67,13 @@ def test_dropped_thoughts_leave_what_a_template_that_drops_them_leaves(tmp_path)
     (folder / 'chat_template.jinja').write_text(dropping)
     codec, reference = Codec(folder), transformers.AutoTokenizer.from_pretrained(str(folder))
     env = Environment(codec, syntax_of('qwen'), Limits(4, 64, 64), {}, drop_thinking=True)
-    turns = ('<think>de\n</think>\n\nfa<tool_call>gh</tool_call>', '<think>b</think>c', 'none')
-    pairs = [(turn, 'page') for turn in turns]
-    check_conversation(codec, reference, '', pairs, env.retained_tokens)
+    chat = [{'role': 'user', 'content': 'abc?'}]
+    ids = codec.render(chat).tolist()
+    for turn in '<think>de\n</think>\n\nfa<tool_call>gh</tool_call>', '<think>b</think>c', 'none':
+        ids += env.retained_tokens(codec.encode(turn))
+        ids += codec.suffix({'role': 'tool', 'content': [Untrusted('page')]}).tolist()
+        chat += [{'role': 'assistant', 'content': turn}, {'role': 'tool', 'content': 'page'}]
+        assert ids == template_ids(reference, chat)
 
 
 def test_what_is_remembered_keeps_its_sampled_ids(codec):

@@ -1,6 +1,6 @@
 """Rollouts of the next step begin while this one's last are in progress: what plays what is counted, not timed.
 
-Here episodes sample nothing; test_ahead_runs.py plays the miniature.
+Episodes sample nothing here; the run of the league in run_library.py plays with real ones.
 """
 
 import asyncio
@@ -21,9 +21,8 @@ from test_engine import (  # noqa: F401
 )
 
 from zeroplay_jax.runtime import signals
-from zeroplay_jax.selfplay.judge import Judge, Judgement
 from zeroplay_jax.selfplay.schedule import Phase, QuestionPool, all_steps, evaluation_step
-from zeroplay_jax.types import Preempted, Question, TaskDropped, Turn
+from zeroplay_jax.types import Preempted, Question
 
 PAYS = lambda item: (1, 0) if item % 3 else (0, 0)
 FILTERED = dict(filter_groups=True, batch=3, fill_rounds=3, surplus='drop')
@@ -42,28 +41,6 @@ class Versions(Game):
         for row in outcome.rows:
             row.trajectory = dataclasses.replace(row.trajectory, version=version)
         return outcome
-
-
-class Judged(Versions):
-    """Asks the judge about every item; with item 4 it gives up."""
-
-    async def episode(self, context, step, task):
-        asked = [context.judge.answer((9, 9, *task.identity, i), 'q', 'd') for i in range(2)]
-        answers = asyncio.gather(*asked)
-        if task.payload['item'] == 4:
-            raise TaskDropped('tired')
-        assert await answers == ['a', 'a']
-        return await super().episode(context, step, task)
-
-
-async def write(context, identity, prompt, fields, temperature):
-    """Two replies of a role that is trained; those that were asked for last end first."""
-    await asyncio.sleep(0.002 * (1 - identity[-1]))
-    replies = []
-    for number in range(2):
-        reply = trajectory((*identity, number))
-        replies.append(dataclasses.replace(reply, turns=(Turn('<answer>a</answer>'),)))
-    return Judgement('grader', identity, prompt, fields, replies)
 
 
 @pytest.fixture(scope='module')
@@ -131,27 +108,6 @@ def test_an_evaluation_is_a_barrier(game):
     engine.run_step(schedule[1], lambda: None, schedule[2])
     assert engine.collector.ahead is None
     assert columns(play(engine, schedule, 3))[0] == [{2}, {2}]
-
-
-@pytest.mark.parametrize('ahead', [0, 1])
-def test_replies_of_a_judge_are_rows_of_the_step_and_the_task_that_asked(game, ahead):
-    """Of every round of the filter, of no other step, in order; of a task that is dropped none."""
-    engine, played, schedule = game(ahead)
-    played.__class__, played.waits = Judged, ((0, 1), (2, 0))
-    judge = Judge(write, (1, 5))
-    engine.collector.context = dataclasses.replace(engine.context, judge=judge)
-    counts = []
-    for step, next_step in zip(schedule, [*schedule[1:], None], strict=True):
-        _, rows = engine.run_step(step, lambda: None, next_step)
-        tasks = [row.trajectory.identity[:2] for row in rows if row.role == 'solver']
-        expected = [(9, 9, *task, i, j) for task in tasks[::2] for i in range(2) for j in range(2)]
-        replies = [row for row in rows if row.role == 'grader']
-        assert [row.trajectory.identity for row in replies] == expected
-        assert {task[0] for task in tasks} == {step.number}
-        assert {row.reward for row in replies} == {1.0}
-        assert len({row.group for row in replies}) == len(replies) // 2
-        counts.append(len(tasks) // 2)
-    assert max(counts) > engine.config.solver.batch
 
 
 def preempt(*_):

@@ -1,10 +1,11 @@
 """The example that composes questions: what it asks whom, what the pool gets, and which parts end it."""
 
 import dataclasses
+import pathlib
 import types
 
-import pytest
 import scripted
+from refused_calls import check_table
 from trajectories import make_trajectory
 
 from examples.composing import config, recipe
@@ -61,73 +62,32 @@ def search(queries):
 
 
 def generate(hops, title='Gumu', proposer=propose, restater=restate, solver=solve):
+    """Hops that were asked for, and the question or why there is none."""
     corpus = types.SimpleNamespace(search=search)
-    game = recipe.Recipe(
-        config.get_config(), dataclasses.replace(scripted.library(), training=corpus)
-    )
+    library = dataclasses.replace(scripted.library(), training=corpus)
+    game = recipe.Recipe(config.get_config(), library)
     context = scripted.ScriptedContext(proposer=proposer, restater=restater, solver=solver)
     task = Task((7, 0), SeedDocument(title, TEXTS[title], hops))
     step = Step(Phase('generate', 1), 0, 7)
     (outcome,) = scripted.run_episodes(game, context, step, [task])
-    return outcome, context.asked
-
-
-@pytest.mark.parametrize(
-    'hops, asked, question, answer',
-    [
-        (2, [2], 'What is the birthplace of the author of Gumu?', 'Lomi'),
-        (3, [1, 2], 'What is the mayor of the birthplace of the author of Gumu?', 'Puto'),
-        (
-            4,
-            [2, 2],
-            'What is the job of the mayor of the birthplace of the author of Gumu?',
-            'poet',
-        ),
-    ],
-)
-def test_a_long_question_is_made_of_parts_of_one_or_two_hops(hops, asked, question, answer):
-    outcome, requests = generate(hops)
-    (made,) = outcome.questions
-    assert (made.text, made.answers, made.hops) == (question, (answer,), hops)
-    proposer = [fields['hops'] for role, _, _, fields in requests if role == 'proposer']
-    # Four attempts per document, which take turns; or one request of four samples.
-    assert proposer in (asked, [hops for hops in asked for _ in range(4)])
-    names = [(role, identity) for role, identity, _, _ in requests]
+    names = [(role, identity) for role, identity, *_ in context.asked]
     assert len(set(names)) == len(names)
+    asked = [fields['hops'] for role, _, _, fields in context.asked if role == 'proposer']
+    made = [(one.text, one.answers, one.hops) for one in outcome.questions]
+    return f'{asked}: {made or outcome.drop}'
 
 
-@pytest.mark.parametrize(
-    'asked, question, rejected',
-    [
-        ('What is the mayor of Lomi?', r'What is the mayor of the birthplace \1 of Tira?', None),
-        ('What is the mayor of Lomian?', 'What is the mayor of Lomian?', 'not_composed'),
-        ('Is Lomi in Lomian?', 'Is Lomi in Lomian?', 'leaks_answer'),
-    ],
-)
-def test_a_name_is_replaced_whole(asked, question, rejected):
-    rollout = scripted.final(question=asked, answer='Puto')
+def replaced(question):
+    """A question with another name for Lomi, or why there is none."""
+    rollout = scripted.final(question=question, answer='Puto')
     proposal = proposing.read_proposal(rollout, SeedDocument('Lomi', TEXTS['Lomi'], 1))
-    replaced = recipe._replaced(proposal, 'Lomi', r'the birthplace \1 of Tira')
-    assert (replaced.question, replaced.rejected) == (question, rejected)
+    proposal = recipe._replaced(proposal, 'Lomi', r'the birthplace \1 of Tira')
+    return proposal.rejected or proposal.question
 
 
-@pytest.mark.parametrize(
-    'changes, reason',
-    [
-        ({'title': 'Puto'}, 'no_document'),
-        ({'restater': lambda fields: make_trajectory(Turn('the author'))}, 'not_composed'),
-        (
-            {'restater': lambda fields: make_trajectory(Turn('<phrase>Tira</phrase>'))},
-            'not_composed',
-        ),
-        (
-            {'restater': lambda fields: make_trajectory(Turn('<phrase>dear Tira</phrase>'))},
-            'leaks_answer',
-        ),
-        ({'proposer': lambda fields: scripted.final(answer='Tira')}, 'no_question'),
-        ({'solver': lambda fields: scripted.final(answer='Lomi')}, 'unconfirmed'),
-    ],
-)
-def test_parts_that_do_not_join_are_dropped_with_a_reason(changes, reason):
-    outcome, _ = generate(3, **changes)
-    assert (outcome.questions, outcome.drop) == ([], reason)
+def restates(text):
+    return lambda fields: make_trajectory(Turn(text))
+
+
+def test_what_is_composed_and_what_does_not_join():
+    check_table(pathlib.Path(__file__).parent / 'composing.txt', globals())

@@ -6,7 +6,11 @@ import pytest
 from input_files import write
 
 from zeroplay_jax.configs import quickstart
+from zeroplay_jax.data import files
 from zeroplay_jax.retrieval import client, folder
+from zeroplay_jax.retrieval.client import Client
+from zeroplay_jax.retrieval.types import SearchFailed
+from zeroplay_jax.selfplay.library import Library, SearchableCorpus
 from zeroplay_jax.selfplay.library_builder import build_library, check_and_reset_failures
 from zeroplay_jax.tools.base import Invocation
 from zeroplay_jax.tools.registry import build_tools
@@ -54,22 +58,13 @@ def test_a_search_of_training_skips_held_out_passages(config, place):
         ids = found(library.training, 'river')
         assert len(ids) == 3 and not {f'p{number}' for number in numbers} & set(ids)
         assert found(library.held_out, 'river') == best
-    # In the order of the search without a list.
+    # In the order of the search without a list; fewer passages than asked for end the search.
     config.retrieval.held_out = ''
     config.tools.top_k = 40
     order = found(build_library(config).training, 'river')
     library = library_without(config, place, range(0, 40, 2))
     held_out = {f'p{number}' for number in range(0, 40, 2)}
     assert found(library.training, 'river') == [each for each in order if each not in held_out]
-
-
-def test_fewer_passages_than_asked_for_end_the_search(config, place):
-    library = library_without(config, place, range(39))
-    assert found(library.training, 'river') == ['p39']
-    # Only one passage has this word, and it is held out.
-    assert found(library.training, 'number7') == []
-    assert library.training.search(['number7', 'number39', ''])[1][0]['id'] == 'p39'
-    assert check_and_reset_failures(library)['failed'] == 0
 
 
 def test_a_search_that_fails_on_the_way_has_failed(config, place, monkeypatch):
@@ -145,11 +140,6 @@ def test_training_opens_rows_of_one_document_without_titles_and_texts_of_held_ou
     assert 'part' not in training and 'First part' in evaluation
 
 
-def test_without_a_list_training_and_evaluation_share_one_corpus(config):
-    library = build_library(config)
-    assert library.training is library.held_out
-
-
 def test_a_list_of_another_index_is_refused(config, place):
     other = [{'document_id': 'p1', 'title': 'Town 0'}, {'document_id': 'page 7#3', 'title': ''}]
     config.retrieval.held_out = write(place / 'other.jsonl', *other)
@@ -170,3 +160,45 @@ def test_a_server_with_other_ids_cannot_leave_passages_out(config, place, monkey
     assert library_without(config, place, [1]).training is not None
     with pytest.raises(UserError, match="http://127.0.0.1:9 returns a passage with the id 'f3a1'"):
         library_without(config, place, [1])
+
+
+class Flaky:
+    """A backend that fails for as long as it is told to."""
+
+    name = 'flaky'
+    fails = True
+
+    def retrieve(self, queries, k):
+        if self.fails:
+            raise SearchFailed('connection refused')
+        return [[] for _ in queries]
+
+
+@pytest.mark.parametrize('is_shared', [True, False])
+def test_failures_of_the_held_out_corpus_count_once(is_shared):
+    backends = Flaky(), Flaky()
+    training, held_out = (SearchableCorpus(Client(each, 100, 0.5), 3, 100) for each in backends)
+    library = Library(held_out if is_shared else training, held_out, (), ())
+    held_out.search(['a'])
+    backends[1].fails = False
+    held_out.search(['b', 'c', 'd'])
+    assert [check_and_reset_failures(library)['failed'] for _ in range(2)] == [1, 0]
+    # Of all searches so far few failed; of the last two all did.
+    backends[1].fails = True
+    held_out.search(['e', 'f'])
+    with pytest.raises(
+        UserError, match='2 of 2 searches failed.*config.retrieval.max_failure_rate'
+    ):
+        check_and_reset_failures(library)
+
+
+def test_every_file_of_questions_has_its_sample_and_its_name_whatever_the_seed(config, place):
+    file = write(place / 'q.jsonl', *({'question': f'{i}?', 'answer': 'a'} for i in range(50)))
+    config.eval.update(file=file, questions=5)
+    alone = build_library(config).questions
+    assert len(alone) == 5 and alone != tuple(files.questions(file)[:5])
+    config.seed = 7
+    config.eval.file += ',' + write(place / 'more.jsonl', {'question': 'Where?', 'answer': 'here'})
+    both = build_library(config).questions
+    assert [one.origin['set'] for one in both] == ['q'] * 5 + ['more']
+    assert [one.text for one in both[:5]] == [one.text for one in alone]

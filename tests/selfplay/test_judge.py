@@ -2,12 +2,12 @@
 
 import asyncio
 import collections
-import http.server
+import contextlib
 import json
 import pathlib
-import threading
 import types
 
+import judge_server
 import pytest
 from refused_calls import check_table, fault_rows
 
@@ -15,68 +15,42 @@ from zeroplay_jax.configs import common
 from zeroplay_jax.recipes import ssp
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.selfplay.judge import Judge, RuleJudge
-from zeroplay_jax.selfplay.judge_endpoint import check_judge, endpoint_writer
+from zeroplay_jax.selfplay.judge_endpoint import ChatClient, check_judge, endpoint_writer
 from zeroplay_jax.types import TaskDropped, UserError
 
 # "right" replies say "Correct"; "odd" ones are not of the protocol; those "without verdict" enter a count and have a
 # reason; those "refused before rollouts" end a run with a line (null: there is no server).
 REPLIES = json.loads((pathlib.Path(__file__).parent / 'judge_replies.json').read_text())
 RUBRICS = (
-    '<rubrics><rubric priority=important>Name the city.</rubric>'
+    '<rubrics><rubric priority=important>Name the cit\ud800.</rubric>'
     '<rubric priority=important>Name the river.</rubric>'
-    '<rubric priority=important>Name the mayor.</rubric></rubrics>'
+    '<rubric priority=important>Name the mayor.</rubric>'
+    '<rubric priority=vital>Name the sea.</rubric><rubric></rubric> That is all.</rubrics>'
 )
 
 
-class Server(http.server.ThreadingHTTPServer):
-    """Answers chat completions from a list of texts; an int is an HTTP status instead.
-
-    Bytes are the whole body of a reply with status 200.
-    """
+class Server(judge_server.ChatServer):
+    """Answers from a list of texts; an int is an HTTP status instead, and bytes are the whole body of a reply."""
 
     def __init__(self, replies, changes):
-        self.replies, self.asked = list(replies), []
-        super().__init__(('127.0.0.1', 0), Handler)
+        self.replies = list(replies)
+        super().__init__(self.next)
         self.config = common.get_config().judge
-        self.config.update(url=f'http://127.0.0.1:{self.server_port}/v1', model='judge', retries=0)
-        self.config.update(changes)
+        self.config.update({'url': self.url, 'model': 'judge', 'retries': 0} | changes)
 
-    def judge(self, recipe_prompts=None, **options):
-        writer = endpoint_writer(self.config, prompts.select('full', recipe_prompts or {}))
+    def next(self, body):
+        reply = self.replies.pop(0)
+        if isinstance(reply, str):
+            return {'content': reply}
+        return (200, reply) if isinstance(reply, bytes) else (reply, b'{"error": "no"}')
+
+    def judge(self, **options):
+        writer = endpoint_writer(self.config, prompts.select('full', ssp.Recipe.prompts))
         return Judge(writer, (3, 5), **options)
 
     def prompt(self, number=0):
-        (message,) = self.asked[number][1]['messages']
+        (message,) = self.bodies[number]['messages']
         return message['content']
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers['Content-Length'])))
-        self.server.asked.append((self.path, body))
-        reply = self.server.replies.pop(0)
-        if isinstance(reply, bytes):
-            self._send(200, reply)
-        elif isinstance(reply, int):
-            self._send(reply, b'{"error": {"message": "no"}}')
-        else:
-            self._send(200, chat(reply))
-
-    def _send(self, status, data):
-        self.send_response(status)
-        self.send_header('Content-Type', 'application/json')
-        self.send_header('Content-Length', str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_):
-        """Keeps the test's output clean."""
-
-
-def chat(text):
-    message = {'role': 'assistant', 'content': text}
-    choice = {'index': 0, 'finish_reason': 'stop', 'message': message}
-    return json.dumps({'object': 'chat.completion', 'choices': [choice]}).encode()
 
 
 def body(reply):
@@ -87,18 +61,13 @@ def body(reply):
 @pytest.fixture
 def judge_of():
     """Starts a server with these replies and changes of the config; returns its judge and the server."""
-    servers = []
+    with contextlib.ExitStack() as servers:
 
-    def make(replies, **changes):
-        server = Server(replies, changes)
-        servers.append(server)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        return server.judge(max_failure_rate=0.5), server
+        def make(replies, **changes):
+            server = servers.enter_context(Server(replies, changes))
+            return server.judge(max_failure_rate=0.5), server
 
-    yield make
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+        yield make
 
 
 def run(*judgements):
@@ -115,53 +84,45 @@ def verdict(judge):
 
 
 def test_an_endpoint_is_asked_and_read_strictly(judge_of):
-    judge, server = judge_of(
-        ['Correct', 'Incorrect', 'Yes.', RUBRICS, '<think>fine</think><score>1</score>', 'hm']
-    )
-    *verdicts, rubrics = run(
+    replies = ['Correct', 'Incorrect', 'Yes.', '<think>fine</think><score>1</score>', 'hm']
+    judge, server = judge_of([*replies, '<answer> Lomi</answer>', RUBRICS])
+    *given, rubrics = run(
         judge.correct((0,), 'Where?', ['Lomi'], 'lomi'),
         judge.correct((0,), 'Where?', ['Lomi'], 'Puto'),
         judge.gate((0,), 'entities', 'Describe Lomi.', 'doc'),
-        judge.rubrics((0,), 'Describe Lomi.', 'doc'),
-    )
-    grades = run(
         judge.grade((0,), 'Describe Lomi.', 'It is a city.', 'Name the city.'),
         judge.grade((0,), 't', 'a', 'r'),
+        judge.answer((0,), 'Where?', 'Gumu was born in Lomi.'),
+        judge.rubrics((0,), 'Describe Lomi.', 'doc'),
     )
-    assert verdicts == [True, False, True] and grades == [True, None]
-    assert [r['text'] for r in rubrics] == ['Name the city.', 'Name the river.', 'Name the mayor.']
-    assert judge.stats == {'asked': 6, 'unread': 1}
-    path, request = server.asked[0]
-    assert path == '/v1/chat/completions' and request['model'] == 'judge'
+    assert given == [True, False, True, True, None, 'Lomi']
+    # Half a surrogate pair could not be stored.
+    facts = ['Name the cit\ufffd.', 'Name the river.', 'Name the mayor.', 'Name the sea.']
+    assert [rubric['text'] for rubric in rubrics] == facts
+    repaired = {'rubrics_priority': 1, 'rubrics_malformed': 1, 'rubrics_stray': 1}
+    assert judge.stats == {'asked': 7, 'unread': 1, **repaired}
     assert 'Accepted answers: Lomi' in server.prompt()
+    assert 'Gumu was born in Lomi.' in server.prompt(5)
 
 
-def test_what_a_server_fails_at_is_dropped_in_training_and_a_reply_cut_off_is_no_failure_of_it(
-    judge_of,
-):
+def test_what_a_server_fails_at_is_dropped_in_training_and_a_reply_cut_off_is_not(judge_of):
     cut_off = body(REPLIES['without verdict']['length'][0])
-    _, server = judge_of([500, b'a page', cut_off, 'Wrong'])
+    _, server = judge_of([500, cut_off, 'Wrong'])
     judge = server.judge(drops_failed=True)
-    for _ in range(2):
-        with pytest.raises(TaskDropped, match='judge_failed'):
-            verdict(judge)
+    with pytest.raises(TaskDropped, match='judge_failed'):
+        verdict(judge)
     assert [verdict(judge), verdict(judge)] == [None, False]
-    assert judge.stats == {'asked': 4, 'failed': 3}
+    assert judge.stats == {'asked': 3, 'failed': 2}
 
 
-def test_no_reply_of_a_server_ends_the_run(judge_of, caplog):
-    replies = [*map(body, REPLIES['odd']), b'[' * 200_000 + b']' * 200_000, b'\xff\xfe']
-    judge, _ = judge_of(replies)
-    count = len(replies)
-    assert run(*(judge.correct((0,), 'q', ['a'], 'a') for _ in replies)) == [None] * count
-    assert judge.stats == {'asked': count, 'failed': count}
-    assert caplog.records[0].getMessage().startswith('judge: a call failed: ')
-
-
-@pytest.mark.parametrize('reply', fault_rows('kin-replies', REPLIES['right']))
-def test_forms_of_replies_are_read(judge_of, reply):
-    judge, _ = judge_of([body(reply)])
-    assert verdict(judge) is True
+@pytest.mark.fault('kin-replies', 'forms of replies')
+def test_forms_of_replies_are_read_and_no_reply_ends_the_run(judge_of):
+    right = [body(reply) for (reply,) in REPLIES['right'].values()]
+    odd = [*map(body, REPLIES['odd']), b'[' * 200_000 + b']' * 200_000, b'\xff\xfe']
+    judge, _ = judge_of([*right, *odd])
+    verdicts = run(*(judge.correct((0,), 'q', ['a'], 'a') for _ in [*right, *odd]))
+    assert verdicts == [True] * len(right) + [None] * len(odd)
+    assert judge.stats == {'asked': len(verdicts), 'failed': len(odd)}
 
 
 @pytest.mark.parametrize(('reply', 'count', 'reason'), fault_rows('H', REPLIES['without verdict']))
@@ -185,8 +146,7 @@ def check(server, judgements):
 def test_a_judge_without_verdicts_is_refused_before_rollouts(judge_of, replies, message):
     _, server = judge_of(replies or [])
     if replies is None:
-        server.shutdown()
-        server.server_close()
+        server.config.url = 'http://127.0.0.1:9'
     with pytest.raises(UserError, match=message):
         check(server, ['correct'])
 
@@ -194,35 +154,18 @@ def test_a_judge_without_verdicts_is_refused_before_rollouts(judge_of, replies, 
 def test_one_example_of_each_judgement_is_enough(judge_of, capsys):
     _, server = judge_of(['Hm.', 'Wrong', 'Yes', RUBRICS, '<score>1</score>'])
     check(server, ['correct', 'gate', 'rubrics', 'grade'])
-    assert len(server.asked) == 5
+    assert len(server.bodies) == 5
     assert 'refuses what is right in an example (correct)' in capsys.readouterr().err
-
-
-@pytest.mark.fault('kin-url', 'an address that ends in /chat/completions')
-def test_the_address_may_name_the_endpoint(judge_of):
-    _, server = judge_of(['Correct'])
-    server.config.url += '/chat/completions'
-    assert verdict(server.judge()) is True
 
 
 def test_a_passing_failure_is_tried_again(judge_of, monkeypatch):
     monkeypatch.setattr('random.uniform', lambda low, high: 0.01)
-    whole = chat('Correct')
+    whole = judge_server.completion({'content': 'Correct'})
     cut = whole[:-9]
     judge, server = judge_of([500, b'<html>', whole, cut, cut, b'{'], retries=2)
     assert verdict(judge) is True
     assert verdict(judge) is None
-    assert len(server.asked) == 6 and judge.stats == {'asked': 2, 'failed': 1}
-
-
-def test_what_was_repaired_in_rubrics_is_counted(judge_of):
-    extra = '<rubric priority=vital>Name the sea.</rubric><rubric></rubric> That is all.</rubrics>'
-    # Half a surrogate pair could not be stored.
-    judge, _ = judge_of([RUBRICS.replace('</rubrics>', extra).replace('city', 'cit\ud800')])
-    (rubrics,) = run(judge.rubrics((0,), 'Describe Lomi.', 'doc'))
-    assert len(rubrics) == 4 and rubrics[0]['text'] == 'Name the cit\ufffd.'
-    repaired = {'rubrics_priority': 1, 'rubrics_malformed': 1, 'rubrics_stray': 1}
-    assert judge.stats == {'asked': 1, **repaired}
+    assert len(server.bodies) == 6 and judge.stats == {'asked': 2, 'failed': 1}
 
 
 def test_text_of_a_model_brings_no_control_token_to_the_server(judge_of):
@@ -246,8 +189,11 @@ def test_what_is_sent_and_what_the_rule_judge_reads(judge_of):
         """The request of a judgement, without its prompt."""
         asked, server = judge_of(['Correct'], **changes)
         run(getattr(asked, judgement)((0,), *words))
-        ((_, body),) = server.asked
+        (body,) = server.bodies
         return {name: value for name, value in body.items() if name != 'messages'}
+
+    def address(url):
+        return ChatClient(url, common.get_config().judge, {}, 'KEY')._address
 
     judge, task = RuleJudge(lambda: ['Gumu', 'Lomi'], (2, 5)), 'Describe the birthplace of Gumu.'
 
@@ -261,13 +207,4 @@ def test_what_is_sent_and_what_the_rule_judge_reads(judge_of):
     def gate(name, task):
         return run(judge.gate((0,), name, task, DOCUMENTS))
 
-    names = dict(sent=sent, rubrics=rubrics, grades=grades, gate=gate, DOCUMENTS=DOCUMENTS)
-    check_table(pathlib.Path(__file__).parent / 'judge.txt', names)
-
-
-def test_a_server_may_answer_a_question_from_documents(judge_of):
-    _, server = judge_of(['<answer> Lomi</answer>', 'Lomi'])
-    judge = server.judge(ssp.Recipe.prompts)
-    replies = run(*(judge.answer((0,), 'Where?', 'Gumu was born in Lomi.') for _ in range(2)))
-    assert replies == ['Lomi', None]
-    assert 'Gumu was born in Lomi.' in server.prompt()
+    check_table(pathlib.Path(__file__).parent / 'judge.txt', globals() | locals())

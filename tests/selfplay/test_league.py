@@ -1,14 +1,10 @@
 """Roles that play with snapshots of weights, and a recipe with a state."""
 
-import json
-
-import host_processes
 import jax
 import killed_runs
 import numpy as np
 import pytest
 import run_library
-from python_process import config_flags
 from run_files import final_states, lines
 
 from tests.selfplay import league_recipe
@@ -54,33 +50,6 @@ def test_another_run_begins_with_the_weights_as_snapshots(whole, tmp_path, monke
         )
 
 
-FLAGS = """
-    recipe=tests.selfplay.league_recipe mesh.replica=2 micro.rows=2 world.train=(0,4) world.evaluation=(0,2)
-    eval.questions=2 eval.hops=(1,) eval.every=2 checkpoint.every=1 checkpoint.best=em/mean log_trajectories=1000
-    log.writers=() schedule.iterations=2 solver.steps=2 solver.batch=3 solver.samples=4 solver.minibatches=1
-    solver.fill_rounds=1 solver.learning_rate=3e-4 solver.surplus=drop solver.old_logp=trainer solver.tis_cap=2.0
-    solver.tis_level=sequence
-    rollout.ahead=1 sampler.slots=8 inputs.world_questions=16
-"""
-
-
-@pytest.mark.long
-def test_two_processes_have_the_state_of_one(tmp_path, monkeypatch):
-    command = ['--config=configs/dspo.py:mini', *config_flags(FLAGS)]
-    monkeypatch.setattr(host_processes, 'RUN', command)
-    for count in (1, 2):
-        host_processes.finish(host_processes.play(tmp_path / str(count), count))
-    rollouts = [(tmp_path / name / 'trajectories.jsonl').read_text() for name in '12']
-    assert rollouts[0] == rollouts[1]
-    states = []
-    for name in '12':
-        folder = branch.newest_checkpoint(tmp_path / name).folder
-        states.append(json.loads((folder / 'loop' / 'metadata').read_text())['engine'])
-    for name in ('recipe', 'versions'):
-        assert states[0][name] == states[1][name]
-    assert any(states[0]['recipe']['baselines'].values())
-
-
 @pytest.mark.parametrize('name', ['solver@', 'solver@0', 'solver@last', 'initial@2', 'past@1'])
 def test_a_snapshot_that_cannot_be_is_refused(name, monkeypatch):
     roles = (RoleSpec('solver', 'solver'), RoleSpec('past', 'solver', weights_from=name))
@@ -88,10 +57,3 @@ def test_a_snapshot_that_cannot_be_is_refused(name, monkeypatch):
     line = rf"takes its weights from '{name}'; name one of solver, initial, or of the"
     with pytest.raises(UserError, match=line):
         check(run_library.league_config())
-
-
-def test_the_best_one_needs_a_metric():
-    config = run_library.league_config()
-    config.checkpoint.best = ''
-    with pytest.raises(UserError, match='role best samples .* best evaluation; name its metric'):
-        check(config)

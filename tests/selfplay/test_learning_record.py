@@ -1,21 +1,16 @@
 """Steps that train nothing are counted, with their reasons, by the policy that learnt nothing."""
 
 import collections
-import inspect
 import json
-import re
 import types
 
 import pytest
-from python_process import ROOT
 from test_engine import make, play, policy  # noqa: F401 - a fixture
 
-from zeroplay_jax.run.outcome import _REMEDIES
-from zeroplay_jax.selfplay.metrics import invalid_reason
 from zeroplay_jax.selfplay.records import LearningRecord
 from zeroplay_jax.selfplay.schedule import Phase, Step
 from zeroplay_jax.selfplay.update import RolePlan
-from zeroplay_jax.types import Outcome, Row, TaskDropped
+from zeroplay_jax.types import Outcome, Row
 
 
 @pytest.mark.parametrize('has_token_advantages', [True, False])
@@ -29,37 +24,8 @@ def test_with_a_value_network_a_step_teaches_if_a_token_has_an_advantage(has_tok
     assert plan.learnt == has_token_advantages
 
 
-def test_every_reason_has_a_remedy_and_a_row_on_the_page():
-    reasons = re.findall(r"return '(\w+)'", inspect.getsource(invalid_reason))
-    page = (ROOT / 'docs' / 'learning-nothing.md').read_text()
-    assert reasons and _REMEDIES.keys() >= {*reasons}
-    assert [reason for reason in _REMEDIES if f'`{reason}`' not in page] == []
-
-
 def training_step(index, steps=4):
     return Step(Phase('solver', steps, ('solver',)), index, index + 1)
-
-
-def test_dropped_tasks_are_counted_with_their_reasons_and_a_training_step_starts_anew(
-    policy,  # noqa: F811
-    monkeypatch,
-):
-    engine, game = make(policy, lambda item: (1, 0), batch=4)
-    whole = game.episode
-
-    async def dropped(context, step, task):
-        if step.index < 2:
-            raise TaskDropped('prompt_too_long' if task.payload['item'] % 4 else 'outside_window')
-        return await whole(context, step, task)
-
-    monkeypatch.setattr(game, 'episode', dropped)
-    play(engine, 0)
-    (notice,) = engine.learning.notices
-    assert notice.endswith('trained nothing: prompt_too_long 75 %, outside_window 25 % of 4 tasks')
-    play(engine, 1)
-    assert engine.learning.consecutive_empty['solver'] == 2
-    play(engine, 2)
-    assert engine.learning.consecutive_empty['solver'] == 0 and not engine.learning.notices
 
 
 def reasons_of(**reasons):

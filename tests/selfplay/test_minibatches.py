@@ -5,7 +5,6 @@ import types
 import numpy as np
 import pytest
 
-from zeroplay_jax.selfplay.groups import set_advantages
 from zeroplay_jax.selfplay.update import split_minibatches, trained_rows
 from zeroplay_jax.types import Row, identity_rng
 
@@ -68,15 +67,3 @@ def test_rows_without_a_gradient_are_left_out(baseline, changes, expected):
     settings = dict(kl_coef=0.0, entropy_coef=0.0, baseline=baseline)
     computed = trained_rows(rows, types.SimpleNamespace(**settings | changes), 0.0)
     assert computed == [rows[index] for index in expected]
-
-
-def test_with_a_value_network_advantages_are_rewards_and_groups_are_not_counted():
-    rows = rows_of_documents(2, 2)
-    for row, reward in zip(rows, (1.0, 0.0, 0.5, float('nan')), strict=True):
-        row.reward = reward
-    settings = types.SimpleNamespace(
-        advantage='group', baseline='value', scale='batch', std_ddof=1, singleton='zero'
-    )
-    stats = set_advantages(rows, settings)
-    assert [row.advantage for row in rows] == [1.0, 0.0, 0.5, 0.0]
-    assert set(stats) == {'invalid_rows', 'nonfinite_rows'}

@@ -1,7 +1,6 @@
 """A policy as judge: scripted tokens through the real scheduler, prompts, tokenizer and parsers."""
 
 import asyncio
-import dataclasses
 
 import pytest
 import scripted
@@ -21,13 +20,6 @@ from zeroplay_jax.selfplay.recipe import Recipe
 from zeroplay_jax.selfplay.schedule import Phase, Step
 from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT
 from zeroplay_jax.types import Question, Task, Turn
-
-RUBRICS = (
-    '<think>the document names three</think><rubrics>'
-    '<rubric priority=critical>Name the city.</rubric>'
-    '<rubric priority="important">Name the river.</rubric>'
-    '<rubric priority=bonus>Name the mayor.</rubric></rubrics>'
-)
 
 
 @pytest.fixture(scope='module')
@@ -69,61 +61,18 @@ def test_a_role_that_the_step_trains_judges_by_the_majority_and_is_paid_for_it(i
     assert len({row.group for row in rows}) == 1 and {row.role for row in rows} == {'grader'}
 
 
-def judge_of(context, **options):
-    return Judge(policy_writer(0.6), (3, 5), **options).bound(context)
-
-
-def ask(context, *asked):
-    return context.scheduler.run(asked)
-
-
-def test_a_policy_writes_rubrics_and_grades_by_each(codec):
-    read = []
-
-    def says(prompt):
-        read.append(prompt)
-        if 'Rubric:' not in prompt:
-            return RUBRICS
-        met = 'river' in prompt.rpartition('Rubric:')[2]
-        return f'<think>let me see</think><score>{int(met)}</score>'
-
-    context = context_of(codec, says)
-    judge = judge_of(context)
-    document = '(Title: Lomi) Lomi is a city.'
-    (rubrics,) = ask(context, judge.rubrics((0, 1), 'Describe Lomi.', document))
-    assert {rubric['text']: rubric['priority'] for rubric in rubrics} == {
-        'Name the city.': 'critical',
-        'Name the river.': 'important',
-        'Name the mayor.': 'bonus',
-    }
-    for part in ('3 to 5 items', 'Lomi is a city.', 'Task: Describe Lomi.'):
-        assert part in read[0]
-    graded = dataclasses.replace(context, judge=judge)
-    task = Question('Describe Lomi.', rubrics=tuple(rubrics))
-    (score,) = ask(context, answers.grade(graded, (0, 2), task, 'A city by the river.'))
-    assert score == pytest.approx(1 / 3)
-    assert len(read) == 4 and all('Answer: A city by the river.' in p for p in read[1:])
-    assert judge.stats == {'asked': 4}
-
-
 @pytest.mark.parametrize(
-    ('says', 'tokens', 'verdict'),
+    ('says', 'options', 'verdict'),
     [
         # 'Correct' alone would be approval; what came after it nobody knows.
-        ('Correct. ' * 20, 12, None),
-        ('Correct. ' * 20, 40, None),
-        ('Correct.', 12, True),
-        ('Correct.', 40, True),
-        (None, 30, None),
+        ('Correct. ' * 20, dict(tokens=12), None),
+        ('Correct.', dict(tokens=12), True),
+        (None, dict(tokens=30), None),
+        ('Correct.', dict(prompt_tokens=10), None),
     ],
 )
-def test_a_verdict_that_was_cut_off_is_none(codec, says, tokens, verdict):
-    context = context_of(codec, lambda prompt: says, tokens)
-    judge = judge_of(context)
-    assert ask(context, judge.correct((0,), 'q', ['a'], 'a')) == [verdict]
+def test_a_verdict_that_was_cut_off_is_none(codec, says, options, verdict):
+    context = context_of(codec, lambda prompt: says, **options)
+    judge = Judge(policy_writer(0.6), (3, 5)).bound(context)
+    assert context.scheduler.run([judge.correct((0,), 'q', ['a'], 'a')]) == [verdict]
     assert judge.stats == {'asked': 1} | ({'failed': 1} if verdict is None else {})
-
-
-def test_a_prompt_that_is_too_long_is_no_verdict(codec):
-    narrow = context_of(codec, lambda prompt: 'Yes', prompt_tokens=10)
-    assert ask(narrow, judge_of(narrow).gate((0,), 'relevance', 't', 'd')) == [None]

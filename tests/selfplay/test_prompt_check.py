@@ -10,16 +10,14 @@ from refused_calls import check_table
 import zeroplay_jax as zp
 from zeroplay_jax.configs import drzero
 from zeroplay_jax.configuration.fields import frozen
-from zeroplay_jax.policy import hf
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.tokens import Codec
-from zeroplay_jax.run import build
-from zeroplay_jax.selfplay import library_builder, prompt_check
+from zeroplay_jax.selfplay import prompt_check
 from zeroplay_jax.selfplay.context import Role, RolloutContext
 from zeroplay_jax.selfplay.library import Document, SearchableCorpus
 from zeroplay_jax.selfplay.recipe import recipe_class
 from zeroplay_jax.selfplay.role_environment import role_environment
-from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, ConfigError
+from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT
 from zeroplay_jax.tools.registry import build_tools
 from zeroplay_jax.types import Question, UserError
 
@@ -69,21 +67,6 @@ def check_prompts(config, documents=(), questions=(), worlds=None):
     context = RolloutContext(None, roles, templates)
     recipe = recipe_type(config, scripted.library(tuple(documents), worlds))
     return prompt_check.check_prompts(frozen(config), recipe, context, questions)
-
-
-def test_a_run_is_refused_before_its_weights_are_loaded(monkeypatch):
-    config = drzero.get_config('mini')
-    config.world.update(train=(0, 2), evaluation=(0, 1))
-    world = library_builder.build_library(config)
-    library = dataclasses.replace(world, documents=tuple(documents(1.0)))
-    monkeypatch.setattr(build.library_builder, 'build_library', lambda *_: library)
-
-    def load(*_args, **_options):
-        raise AssertionError('the weights were loaded')
-
-    monkeypatch.setattr(hf, 'load', load)
-    with pytest.raises(ConfigError, match='config.rollout.prompt_tokens: too short'):
-        build.build(config, for_training=True)
 
 
 def test_a_field_that_no_prompt_has_is_refused_before_weights_are_loaded(monkeypatch):

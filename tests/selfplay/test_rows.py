@@ -124,17 +124,9 @@ def test_numpy_scalars_become_numbers():
     assert [type(x) for x in (same.reward, same.parts['a'], same.group)] == [float, bool, int]
 
 
-@pytest.mark.parametrize(
-    ('value', 'reason'),
-    [
-        ({1, 2}, 'holds a set'),
-        ({1: 2}, 'names that are no text'),
-        (np.zeros(2, 'i4,f4'), 'does not read back'),
-    ],
-)
-def test_what_is_no_record_is_refused(value, reason):
-    with pytest.raises(TypeError, match=reason):
-        rows.to_bytes([make_row(parts=value)])
+def test_what_is_no_record_is_refused():
+    with pytest.raises(TypeError, match='holds a set'):
+        rows.to_bytes([make_row(parts={1, 2})])
 
 
 def as_text(row, **other_fields):

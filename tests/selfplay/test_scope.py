@@ -1,11 +1,9 @@
 """SCOPE as an episode: gates before rubrics before trials, and what form, difficulty and length pay."""
 
-import collections
 import dataclasses
 import pathlib
 
 import input_files
-import pytest
 import scripted
 from refused_calls import check_table
 from scripted import ScriptedContext, final, searching
@@ -14,7 +12,7 @@ from zeroplay_jax.configs import scope
 from zeroplay_jax.recipes.datasets import SeedDocument
 from zeroplay_jax.recipes.scope import Recipe
 from zeroplay_jax.selfplay.library import Document
-from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, QuestionPool, Step, all_steps
+from zeroplay_jax.selfplay.schedule import BatchCursor, QuestionPool, Step, all_steps
 from zeroplay_jax.settings.kinds import refuse
 from zeroplay_jax.types import Question, Task, TaskDropped
 
@@ -122,14 +120,6 @@ def answers_asked_for(phase, **changes):
     return answers
 
 
-@pytest.mark.parametrize(('setting', 'read'), [('source', 'Gumu'), ('evidence', 'Lomi')])
-def test_gates_and_rubrics_of_a_task_read_its_source(setting, read):
-    judge = Judge()
-    challenged(judge, scope__relevant_to=setting)
-    last = [document.split('\n')[-1] for document in judge.documents]
-    assert len(last) == 3 and all(text.startswith(f'(Title: {read})') for text in last)
-
-
 TASK = Question('Describe Lomi.', rubrics=({'text': 'Tarva', 'priority': 'important'},) * 2)
 SHORT, LONG = (searching(('Lomi', (LOMI,)), answer=text) for text in ('In Tarva', 'Tarva ' * 96))
 
@@ -161,13 +151,3 @@ def test_given_tasks_go_on_where_the_last_iteration_ended(tmp_path):
         drawn += [task.payload.text for task in game.tasks(step, QuestionPool(), cursor)]
     # Three iterations of two steps read all twelve once.
     assert len(drawn) == len(set(drawn)) == 12
-
-
-def test_types_are_in_equal_parts_of_a_batch(tmp_path):
-    config = configured(inputs__types=scope.TYPES)
-    lines = [{'title': f'{i}', 'text': 't', 'hops': 2 + i % 2} for i in range(16)]
-    config.inputs.documents = input_files.write(tmp_path / 'documents.jsonl', *lines)
-    step = Step(Phase('generate', 3), 0, 0)
-    tasks = Recipe(config, scripted.library()).tasks(step, QuestionPool(), BatchCursor())
-    types = collections.Counter(task.payload.task_type for task in tasks)
-    assert types == dict.fromkeys(scope.TYPES, 2)

@@ -1,6 +1,5 @@
 """SSP as an episode: the gate, the check with other people's passages, zero-sum rewards, and how a batch is filled."""
 
-import dataclasses
 import pathlib
 import re
 
@@ -11,8 +10,8 @@ from scripted import ScriptedContext, final, searching
 from zeroplay_jax.configs import ssp
 from zeroplay_jax.recipes.datasets import HiddenAnswer
 from zeroplay_jax.recipes.ssp import Recipe
-from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, QuestionPool, Step, in_epochs
-from zeroplay_jax.types import Question, TaskDropped, Turn
+from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, QuestionPool, Step
+from zeroplay_jax.types import Question, Task, TaskDropped, Turn
 
 LOMI = dict(id=1, title='Lomi', text='Lomi is a city in Tarva.')
 GUMU = dict(id=2, title='Gumu', text='Gumu was born in Puto.')
@@ -21,9 +20,9 @@ STEP = Step(Phase('selfplay', 9, ('solver', 'proposer')), 2, 7)
 
 def recipe(**changes):
     config = ssp.get_config('mini')
-    for name, value in changes.items():
-        node, leaf = name.split('__')
-        config[node][leaf] = value
+    config.update_from_flattened_dict(
+        {name.replace('__', '.'): value for name, value in changes.items()}
+    )
     material = scripted.Material(answers=[f'answer{i}' for i in range(40)])
     return Recipe(config, scripted.library(worlds=material))
 
@@ -32,19 +31,14 @@ def hidden(question='What is the country of Lomi?', found=(LOMI,)):
     return searching(('Tarva', found), question=question)
 
 
-def play(game, context, payloads):
-    """Plays the items of a step together, as the engine does."""
-    count = len(payloads)
-    issued = game.tasks(STEP, QuestionPool(), BatchCursor(missing=count))[:count]
-    tasks = []
-    for i, (task, payload) in enumerate(zip(issued, payloads)):
-        neighbours = (issued[(i + 1) % count].identity,) if count > 1 else ()
-        payload = dataclasses.replace(payload, noise_from=neighbours)
-        tasks.append(dataclasses.replace(task, payload=payload))
-    return scripted.run_episodes(game, context, STEP, tasks)
+def play(context, count=2, **changes):
+    """Plays the answers of a step together, as the engine does; (tasks, outcomes)."""
+    game = recipe(proposer__batch=count, **changes)
+    tasks = game.tasks(STEP, QuestionPool(), BatchCursor(missing=count))
+    return tasks, scripted.run_episodes(game, context, STEP, tasks)
 
 
-ITEM = HiddenAnswer('Tarva', hops=1)
+ITEM = Task((7, 0), HiddenAnswer('Tarva', hops=1))
 
 
 class Answerer:
@@ -97,7 +91,7 @@ def episode(proposal=None, solver=WRONG, checker=(), judge=None, **changes):
     """Who was asked for one hidden answer, and what the outcome is."""
     proposal = proposal or hidden()
     context = ScriptedContext(judge, proposer=[proposal], checker=checker, solver=solver)
-    (outcome,) = play(recipe(**changes), context, [ITEM])
+    (outcome,) = scripted.run_episodes(recipe(**changes), context, STEP, [ITEM])
     asked = [role for role, *_ in context.asked]
     if isinstance(judge, Answerer):
         ((question, documents),) = judge.asked
@@ -140,12 +134,11 @@ def checked(context):
     return [fields['documents'] for role, _, _, fields in context.asked if role == 'checker']
 
 
-def noise_of(game, *others, read=(LOMI,)):
+def noise_of(*others, read=(LOMI,), **changes):
     """Ids of what the check of the first of several answers mixes in; `others`: what the other proposers read."""
     proposals = [hidden(found=found) for found in (read, *others)]
     context = ScriptedContext(proposer=proposals, checker=WRONG[:1] * len(proposals))
-    tasks = game.tasks(STEP, QuestionPool(), BatchCursor(missing=len(proposals)))
-    scripted.run_episodes(game, context, STEP, tasks)
+    tasks, _ = play(context, len(proposals), **changes)
     (documents,) = [
         fields['documents']
         for role, identity, _, fields in context.asked
@@ -163,43 +156,33 @@ def test_noise_is_so_many_single_documents_of_other_proposers():
     others = [passages(10), [], passages(10), passages(1, 2), passages(*range(20, 30))]
     others += [passages(30), passages(31), passages(40)]
     read = passages(1, 2, 3)
-    game = recipe(ssp__noise=4, proposer__batch=9)
-    noise = noise_of(game, *others, read=read) - {1, 2, 3}
+    noise = noise_of(*others, read=read, ssp__noise=4) - {1, 2, 3}
     # None from a proposer that found nothing, or only what is known; one from each of the first four others.
     assert noise - {*range(20, 30)} == {10, 30, 31} and len(noise) == 4
-    everything = recipe(ssp__noise=5, ssp__noise_unit='trajectory', proposer__batch=9)
-    assert noise_of(everything, *others, read=read) - {1, 2, 3} == {10, *range(20, 30)}
+    everything = dict(ssp__noise=5, ssp__noise_unit='trajectory')
+    assert noise_of(*others, read=read, **everything) - {1, 2, 3} == {10, *range(20, 30)}
 
 
 def test_the_documents_of_the_noise_are_drawn_by_seed_and_task():
-    drawn = {}
+    drawn = set()
     for seed in range(8):
-        game = recipe(ssp__noise=1, proposer__batch=2)
-        game.config.seed = seed
-        drawn[seed] = noise_of(game, passages(*range(10, 20)))
-        assert drawn[seed] == noise_of(game, passages(*range(10, 20)))
-    assert len(set(map(frozenset, drawn.values()))) > 3
+        first, again = (noise_of(passages(*range(10, 20)), ssp__noise=1, seed=seed) for _ in '12')
+        assert first == again
+        drawn.add(frozenset(first))
+    assert len(drawn) > 3
 
 
 def test_a_passage_that_both_read_is_no_noise():
     context = ScriptedContext(proposer=[hidden(), hidden()], checker=WRONG[:2])
-    play(recipe(), context, [ITEM, ITEM])
+    play(context)
     assert [text.count('Title:') for text in checked(context)] == [1, 1]
-
-
-def test_replayed_questions_do_not_use_up_the_deck():
-    game = recipe(proposer__batch=8, solver__batch=8)
-    answers = []
-    for cursor in (BatchCursor(missing=8), BatchCursor(drawn_in_phase=14, external=8, missing=8)):
-        answers += [task.payload.answer for task in game.tasks(STEP, QuestionPool(), cursor)]
-    assert answers == [item.answer for item in in_epochs(game._answers, 0, 16, game.config.seed)]
 
 
 def test_noise_is_left_out_where_the_prompt_gets_too_long():
     proposals = [hidden(), hidden(found=(GUMU,))]
     context = ScriptedContext(proposer=proposals, checker=WRONG[:2])
     context.roles['checker'].prompt_tokens = 18
-    play(recipe(), context, [ITEM, ITEM])
+    play(context)
     lomi, gumu = sorted(checked(context), key=lambda text: 'Gumu' in text)
     assert [text.count('Title:') for text in (lomi, gumu)] == [1, 1]
     assert 'Lomi' in lomi and 'Gumu' in gumu
@@ -208,15 +191,5 @@ def test_noise_is_left_out_where_the_prompt_gets_too_long():
 def test_a_failing_neighbour_keeps_nobody_waiting():
     proposals = [hidden(), final(finish='turns')]
     context = ScriptedContext(proposer=proposals, checker=WRONG[:1])
-    outcomes = play(recipe(), context, [ITEM, ITEM])
+    _, outcomes = play(context)
     assert [outcome.drop for outcome in outcomes] == ['unanswerable', 'unfinished']
-
-
-def test_an_old_question_is_solved_again_without_a_proposer():
-    context = ScriptedContext(solver=WRONG)
-    game = recipe(ssp__fill='replay_full')
-    pool = QuestionPool()
-    pool.add(Question('What is 1?', ('x',)))
-    (task,) = game.tasks(STEP, pool, BatchCursor(8, 8, 1, 1))
-    (outcome,) = scripted.run_episodes(game, context, STEP, [task])
-    assert [(row.role, row.reward) for row in outcome.rows] == [('solver', 1)] * 3

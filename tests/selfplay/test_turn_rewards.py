@@ -126,18 +126,6 @@ def test_sampled_tokens_have_the_advantage_of_their_turn_however_they_are_packed
     assert sorted(packed) == sorted(expected) and weight == pytest.approx(1)
 
 
-def test_advantages_of_rollouts_do_not_read_the_turns():
-    rows, plain = make_rows(), make_rows()
-    for row in plain:
-        row.turn_rewards = None
-        turns = tuple(Turn('t') for _ in row.trajectory.turns)
-        row.trajectory = dataclasses.replace(row.trajectory, turns=turns)
-    for each in (rows, plain):
-        set_advantages(each, settings(advantage='group'))
-    assert [row.advantage for row in rows] == [row.advantage for row in plain]
-    assert all(isinstance(row.advantage, float) for row in rows)
-
-
 def test_a_ratio_per_rollout_is_refused_with_advantages_per_turn():
     with pytest.raises(UserError, match='one advantage per turn, and sequence_pg has one ratio'):
         set_advantages(make_rows(), settings(loss='sequence_pg'))
