@@ -60,12 +60,6 @@ def resumed_step(workdir):
     return step, lines
 
 
-def test_what_is_whole_is_taken_without_a_word(workdir):
-    assert resumed_step(workdir) == (4, []) and not (workdir / 'damaged').exists()
-    # In the format of the well-known program.
-    assert {path.name for path in files(workdir)} >= {'checksums.sha256', 'commit_success.txt'}
-
-
 def test_bytes_flipped_at_200_places_are_found(workdir):
     rng = random.Random(0)
     folder = workdir / 'checkpoints' / '4'

@@ -4,12 +4,12 @@ import jax
 import numpy as np
 import optax
 import pytest
-from updates import batches_of, config_of, gradient, learner_of, make_rows, mean, role, same
+import tiny
+from updates import batches_of, config_of, gradient, learner_of, make_rows, mean, other, role, same
 
 from zeroplay_jax.learner import optimizer
 from zeroplay_jax.learner.batch import pack
 from zeroplay_jax.learner.learner import Learner
-from zeroplay_jax.learner.loss import loss
 from zeroplay_jax.objectives import aggregation, policy_gradient
 from zeroplay_jax.policy import sharding, transformer
 from zeroplay_jax.types import POLICY
@@ -20,7 +20,7 @@ def test_log_probs_are_those_of_the_temperature(policy):
     model, params = policy
     (batch,) = batches_of(policy, micro_rows=9, tokens=25)
     config = config_of(loss='reinforce', temperature=temperature)
-    value, _ = loss(model, config, params, batch, batch.old_logp, None, 0.0)
+    value, *_ = gradient(policy, config, [batch])
     states = transformer.hidden(model, params, batch.tokens, batch.positions, batch.segment)
     logits = transformer.logits(model, params, states[:, :-1].reshape(-1, states.shape[-1]))
     scaled = np.asarray(logits, np.float64) / temperature
@@ -81,29 +81,14 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(policy):
     same(learner.state, before)
 
 
-def without_advantages(policy):
-    rows = make_rows(policy[0], 6)
-    for row in rows:
-        row.advantage = 0.0
-    return pack(rows, micro_rows=3, tokens=50, mode='token')
-
-
 def test_kl_pulls_back_to_the_first_weights(policy):
-    batches = without_advantages(policy)
+    batches = batches_of(policy, 6, micro_rows=3)
+    for batch in batches:
+        batch.advantage[:] = 0
     learner = learner_of(policy, role(kl_coef=1.0, learning_rate=1e-3), (3, 50))
-    noise = lambda x: 0.05 * np.random.default_rng(0).normal(size=x.shape).astype('f')
-    noisy = jax.tree.map(lambda x: x + noise(x), policy[1])
-    learner.state = jax.device_put({**learner.state, 'params': noisy}, learner.shardings)
+    learner.restore(learner.state | {'params': other(policy[1])})
     kl = [mean(learner.update('r', batches)['kl']) for _ in range(6)]
     assert kl[-1] < 0.8 * kl[0]
-
-
-def test_paid_entropy_rises(policy):
-    batches = without_advantages(policy)
-    config = role(entropy_coef=1.0, learning_rate=3e-3, weight_decay=0.0)
-    learner = learner_of(policy, config, (3, 50))
-    first, *_, last = [mean(learner.update('r', batches)['entropy']) for _ in range(5)]
-    assert last > first + 0.01
 
 
 def test_the_optimiser_warms_up_clips_and_leaves_norms_undecayed():
@@ -145,32 +130,20 @@ def test_a_rollout_may_fill_a_row(policy):
 @pytest.mark.parametrize('shared', [False, True])
 def test_roles_train_the_same_weights(policy, shared):
     model, params = policy
-    roles = {
-        'solver': role(loss='token_pg', warmup_steps=5),
-        'proposer': role(loss='reinforce', aggregation='seq_mean_token_sum', warmup_steps=0),
-    }
+    roles = {'solver': role(), 'proposer': role(loss='reinforce')}
     learner = Learner(model, sharding.make_mesh(), roles, params, (4, 50), shared_optimizer=shared)
     assert set(learner.state['opt']) == ({'solver'} if shared else {'solver', 'proposer'})
-    batches = batches_of(policy)
-    learner.update('solver', batches)
+    learner.update('solver', batches_of(policy))
     between = jax.device_get(learner.state)
-    learner.update('proposer', batches)
-    moved = jax.tree.map(
-        lambda a, b: float(np.abs(np.asarray(a) - b).max()), learner.state, between
-    )
-    assert moved['params']['embedding'] > 0
-    assert (max(jax.tree.leaves(moved['opt']['solver'])) > 0) == shared
+    learner.update('proposer', batches_of(policy))
+    assert (learner.params['embedding'] != between['params']['embedding']).any()
+    assert (tiny.gap(learner.state['opt']['solver'], between['opt']['solver']) > 0) == shared
 
 
-def test_ratios_can_be_taken_against_the_trainers_own_log_probs(policy, monkeypatch):
+def test_ratios_can_be_taken_against_the_trainers_own_log_probs(policy):
     batches = batches_of(policy, micro_rows=2)
     learner = learner_of(policy, role(tis_cap=2.0, old_logp='trainer'), (2, 50))
-    reads = []
-    read = sharding.local_rows
-    monkeypatch.setattr(sharding, 'local_rows', lambda x: reads.append(len(x)) or read(x))
     again = learner.recompute_old_logp('r', batches)
-    # All scores are dispatched before one is read.
-    assert reads == [len(batches)] and len(batches) > 1
     for old, new in zip(batches, again, strict=True):
         np.testing.assert_array_equal(new.sampler_logp, old.old_logp)
         assert (new.old_logp[~new.mask] == 0).all()

@@ -17,7 +17,6 @@ from updates import (
 )
 
 from zeroplay_jax.learner.batch import pack
-from zeroplay_jax.objectives.losses import POLICY_LOSSES
 from zeroplay_jax.policy import adapters, hf
 from zeroplay_jax.settings.schema import LINEARS
 
@@ -115,15 +114,3 @@ def test_packing_order_micro_batches_and_devices_change_nothing(
     tolerance = 1e-4 if name == 'states' else 1e-5
     for arrangement in arrangements:
         close(arranged(case, **arrangement), expected, tolerance)
-
-
-MESHES = [(1, 2, 1), (1, 1, 2), (1, 4, 1), (1, 8, 1), (8, 1, 1)]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize('mesh', MESHES, ids=str)
-@pytest.mark.parametrize('name', POLICY_LOSSES)
-def test_every_mesh_and_loss(policy, name, mesh):
-    case = loss_of(name, SEQUENCE_MEAN)(policy, None)
-    expected = arranged(case, micro_rows=16, tokens=27, teacher_tokens=0)
-    close(arranged(case, **(ON_DEVICES | dict(micro_rows=8, mesh=mesh))), expected)

@@ -83,11 +83,7 @@ def packed(batch, rows, length, order):
     places = {}
     fill, count = np.zeros(rows, int), np.zeros(rows, int)
     for index in order:
-        size = (
-            batch['mask'].shape[1] - int(np.argmax(batch['mask'][index][::-1]))
-            if batch['mask'][index].any()
-            else 2
-        )
+        size = 1 + np.flatnonzero(batch['mask'][index]).max(initial=1)
         row = int(np.flatnonzero(fill + size <= length)[0])
         span = slice(fill[row], fill[row] + size)
         for name in (*ARRAYS, 'mask'):

@@ -1,7 +1,5 @@
 """Losses, advantages, difficulties and metrics as users write them in modules of their own, some of them wrong."""
 
-import functools
-
 import jax.numpy as jnp
 import numpy as np
 
@@ -31,23 +29,6 @@ def same_length(prediction, golds):
     return any(len(prediction or '') == len(gold) for gold in golds)
 
 
-def adapted(function):
-    @functools.wraps(function)
-    def call(prediction, golds):
-        return function(prediction)
-
-    return call
-
-
-@adapted
-def length(prediction):
-    return float(len(prediction) == 4)
-
-
-def text(prediction, golds):
-    return 'one'
-
-
 def seven(prediction, golds):
     return 7
 
@@ -56,24 +37,8 @@ def not_a_number(prediction, golds):
     return float('nan')
 
 
-def nothing(prediction, golds):
-    return None
-
-
 async def awaited(prediction, golds):
     return 1.0
-
-
-async def yielding(prediction, golds):
-    yield 1.0
-
-
-class Awaited:
-    async def __call__(self, prediction, golds):
-        return 1.0
-
-
-awaited_object = Awaited()
 
 
 def failing(prediction, golds):
@@ -83,17 +48,13 @@ def failing(prediction, golds):
 # ---- advantages ------------------------------------------------------------------------------------
 
 
-def _earned(table):
-    return np.nansum(np.where(table.valid[:, None], table.turn_reward, 0.0), 1)
-
-
 def advantage_per_turn(table, settings):
     values, _ = advantages.of_turns(table, settings)
     return np.cumsum(values, 1), {'values': (float(len(values)), 1.0)}
 
 
 def advantage_per_row(table, settings):
-    rewards = np.where(table.valid, table.reward + _earned(table), 0.0)
+    rewards = np.where(table.valid, table.reward + np.nansum(table.turn_reward, 1), 0.0)
     return advantages.group_advantages(rewards, table.group, valid=table.valid, baseline='loo')
 
 
@@ -116,7 +77,3 @@ def advantage_mean_statistic(table, settings):
 
 def advantage_nan_statistic(table, settings):
     return np.where(table.valid, table.reward, 0.0), {'earned': (table.turn_reward.sum(), 1.0)}
-
-
-def advantage_one_argument(table):
-    return table.reward, {}

@@ -1,9 +1,8 @@
 import numpy as np
 import pytest
-from batches import ARRAYS, LOSSES, MODES, SEQUENCE_MODES, close, packed, run, weights
+from batches import LOSSES, MODES, close, packed, run, weights
 
 from zeroplay_jax.objectives import aggregation
-from zeroplay_jax.objectives.losses import POLICY_LOSSES
 
 
 @pytest.mark.parametrize('name', LOSSES)
@@ -34,33 +33,6 @@ def test_a_sum_is_weighted_and_skips_weight_zero():
     values = np.array([[1.0, np.nan, 3.0], [0.5, 2.0, np.inf]], np.float32)
     weight = np.array([[0.25, 0.0, 2.0], [4.0, 0.5, 0.0]], np.float32)
     assert aggregation.aggregate(values, weight) == 0.25 + 6.0 + 2.0 + 1.0
-
-
-@pytest.mark.parametrize('name', POLICY_LOSSES)
-@pytest.mark.parametrize('mode', SEQUENCE_MODES)
-def test_parts_with_the_denominator_of_the_whole_are_its_parts(batch, mode, name):
-    """As on several hosts, or where rollouts without an advantage are left out."""
-    batch['advantage'][[0, 2]] = 0
-    whole, gradient, _ = run(name, batch, weights(batch, mode))
-    assert not np.any(np.asarray(gradient)[[0, 2]])
-    total = aggregation.denominator(batch['mask'].sum(1), mode)
-    kept = {k: v[[1, 3, 4, 5]] for k, v in batch.items()}
-    close(run(name, kept, weights(kept, mode, total=total))[0], whole)
-
-
-@pytest.mark.parametrize('name', LOSSES)
-def test_a_row_of_weight_zero_is_as_good_as_absent(batch, name):
-    """Rows that only fill a batch up; even their NaN does not get through."""
-    mode = 'seq_mean_token_mean'
-    alone = run(name, batch, weights(batch, mode))
-    filled = {k: np.concatenate([v, v[:2]]) for k, v in batch.items()}
-    for key in ARRAYS:
-        filled[key][-1] = np.nan
-    weight = np.concatenate([weights(batch, mode), np.zeros((2, 9), np.float32)])
-    value, gradient, _ = run(name, filled, weight)
-    close(value, alone[0])
-    close(np.asarray(gradient)[:6], alone[1])
-    assert not np.any(np.nan_to_num(np.asarray(gradient)[6]))
 
 
 def test_weights_count_a_sequence_across_gaps_and_skip_empty_ones():

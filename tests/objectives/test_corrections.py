@@ -47,15 +47,11 @@ def test_golden_sampler_trainer_gap_and_truncated_importance(golden):
     stats = corrections.agreement(trainer, sampler, mask)
     close(mean(stats['prob_gap']), expected['sampler_trainer_mean_abs_prob_diff'])
     close(mean(stats['ratio']), np.mean(expected['tis_raw']))
-    log_ratio = trainer - sampler
-    close(mean(stats['approx_kl']), np.mean(np.exp(log_ratio) - 1 - log_ratio))
     for cap, name, capped in ((inputs['cap'], 'tis_truncated', 1), (100.0, 'tis_raw', 0)):
         weight, stats = corrections.truncated_importance(trainer, sampler, mask, cap=cap)
         close(weight[0], expected[name])
         assert stats['importance_capped'] == (capped, 4)
         close(mean(stats['importance']), np.mean(expected[name]))
-    capped, _ = corrections.truncated_importance(trainer + 9, sampler, mask)
-    assert (capped == 2).all()
     product, _ = corrections.truncated_importance(trainer, sampler, mask, level='sequence')
     close(product, np.full((1, 4), expected['tis_seq_product']))
 

@@ -73,11 +73,6 @@ def logits():
     return rng.normal(size=(2, 4, 9)).astype(np.float32) * 2
 
 
-def logits_of(inputs):
-    """(student, teacher) of the golden vectors."""
-    return [np.array(inputs[name], np.float32) for name in ('student_logits', 'teacher_logits')]
-
-
 @pytest.mark.parametrize(
     'name, options',
     [
@@ -91,7 +86,7 @@ def logits_of(inputs):
 )
 def test_golden_divergences(golden, name, options):
     inputs, expected = golden['topk_tail_distill']
-    student, teacher = logits_of(inputs)
+    student, teacher = (np.array(inputs[f'{name}_logits'], 'f') for name in ('student', 'teacher'))
     value, extra = divergence(student, teacher, **(dict(k=inputs['K']) | options))
     assert value.dtype == jnp.float32 and value.shape == (3,)
     close(value, expected[name])
@@ -100,21 +95,15 @@ def test_golden_divergences(golden, name, options):
     close(extra['tail_mass'], np.zeros(3) if 'k' in options else 1 - top.sum(1))
 
 
-def test_golden_gradient(golden):
-    inputs, expected = golden['topk_tail_distill']
-    _, (gradient, _) = pull(*logits_of(inputs))
-    close(gradient, expected['grad_reverse_kl_wrt_student_logits'])
-    close(gradient.sum(1), np.zeros(3))
-
-
 def test_golden_teacher_follows_the_student(golden):
+    """In float32, where bfloat16 would stand still."""
     inputs, expected = golden['topk_tail_distill']
     teacher, student = (
-        {'w': jnp.array(inputs[name])} for name in ('teacher_params0', 'student_params')
+        jnp.array(inputs[name], jnp.bfloat16) for name in ('teacher_params0', 'student_params')
     )
     for _ in range(3):
         teacher = distillation.ema(teacher, student, inputs['tau'])
-    close(teacher['w'], expected['teacher_params_after_3_updates'])
+    close(teacher, expected['teacher_params_after_3_updates'])
 
 
 @OPTIONS
@@ -148,21 +137,11 @@ def test_top_tokens_that_hold_everything_give_no_nan(options, gap):
 
 
 def test_a_vanishing_tail_keeps_its_digits():
-    """The forward divergence to a teacher with mass where the student has e^-30: the exact value, not a clamp's."""
-    student, teacher = np.array([[30.0, 0.0, 0.0, 0.0]]), np.zeros((1, 4))
-    rest = np.log(3) - 30 - np.log1p(3 * np.exp(-30.0))
-    wanted = 0.25 * (np.log(0.25) + np.log1p(3 * np.exp(-30.0))) + 0.75 * (np.log(0.75) - rest)
-    close(divergence(student, teacher, 1, kind='forward')[0], [wanted])
-    close(divergence(student, teacher, 1)[1]['tail_mass'], [3 * np.exp(-30.0)], atol=0, rtol=1e-5)
-
-
-def test_ties_take_exactly_k_tokens():
-    """As bfloat16 logits have them: equal logits beyond the K-th belong to the rest."""
-    student = np.array([[1.0, 1.0, 1.0, 1.0, 0.0]], np.float32)
-    teacher = np.array([[0.0, 1.0, 2.0, 3.0, 4.0]], np.float32)
-    value, extra = divergence(student, teacher, 2)
-    close(value, reference(student.astype(np.float64), teacher.astype(np.float64), 2))
-    close(extra['tail_mass'], 1 - 2 * np.exp(log_softmax(student))[:, 0])
+    """Where 1 − P is 0 in float32: the exact value, not a clamp's."""
+    student, teacher = np.array([[20.0, 0.0, 0.0, 0.0]]), np.zeros((1, 4))
+    value, extra = divergence(student, teacher, 1, kind='forward')
+    close(value, reference(student, teacher, 1, 'forward'))
+    close(extra['tail_mass'], [3 * np.exp(-20.0)], atol=0, rtol=1e-5)
 
 
 def test_low_precision_logits_are_computed_in_float32(logits):
@@ -170,11 +149,3 @@ def test_low_precision_logits_are_computed_in_float32(logits):
     value, extra = divergence(*low, 3)
     wanted, _ = divergence(*(z.astype(jnp.float32) for z in low), 3)
     assert value.dtype == extra['tail_mass'].dtype == jnp.float32 and np.array_equal(value, wanted)
-
-
-def test_ema_moves_in_float32_where_bfloat16_would_stand_still():
-    teacher = jnp.ones(1, jnp.bfloat16)
-    student = jnp.full(1, 1.0078125, jnp.bfloat16)  # the next bfloat16 after 1
-    moved = distillation.ema(teacher, student, 0.05)
-    assert moved.dtype == jnp.float32
-    close(moved, [1 + 0.05 * 0.0078125], atol=0, rtol=1e-7)

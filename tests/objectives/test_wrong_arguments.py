@@ -5,6 +5,7 @@ import pathlib
 
 import numpy as np
 from refused_calls import check_table
+from test_turn_advantages import make_table, settings
 
 from zeroplay_jax.objectives import (
     advantages,
@@ -37,6 +38,8 @@ ARRAYS = dict(
     GROUP=np.zeros(1, int),
     array=np.array,
     nan=np.nan,
+    TABLE=make_table([1.0, np.nan], [[None], [1.0, None, 0.5]], [3, 3], [True, False]),
+    SETTINGS=settings(),
 )
 
 

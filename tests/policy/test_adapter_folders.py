@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 import tiny
-from safetensors.numpy import load_file, save_file
 from small_policies import adapter_of, change_json, equal, logits, torch_logits
 
 from zeroplay_jax.configs import common
 from zeroplay_jax.policy import adapter_config, hf
-from zeroplay_jax.policy.adapter_config import CONFIG_FILE, WEIGHTS_FILE, AdapterConfig
+from zeroplay_jax.policy.adapter_config import CONFIG_FILE, AdapterConfig
 from zeroplay_jax.run import policies
 from zeroplay_jax.settings.schema import ALL_LINEARS, LINEARS
 
@@ -97,14 +96,4 @@ def test_fields_that_say_how_an_adapter_was_made_change_nothing(base, folder, fi
     _, model, params = base
     change_json(folder / CONFIG_FILE, **fields)
     assert adapter_config.read(folder) == AdapterConfig(**CONFIG, base=base[0])
-    equal(hf.load_adapter(folder, model), small_adapter(params))
-
-
-def test_older_names_of_a_decoder_beside_an_encoder_are_read(base, folder):
-    _, model, params = base
-    path = folder / WEIGHTS_FILE
-    renamed = {}
-    for name, array in load_file(path).items():
-        renamed[name.replace('.model.layers.', '.language_model.model.layers.')] = array
-    save_file(renamed, path)
     equal(hf.load_adapter(folder, model), small_adapter(params))

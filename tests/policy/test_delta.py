@@ -1,18 +1,14 @@
 """Gated delta nets: the chunked form against the recurrence, gradients against PyTorch, and folders."""
 
 import dataclasses
-import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
-import transformers
-from safetensors.numpy import load_file
-from small_policies import change_tensors, equal, torch_logits
 
-from zeroplay_jax.policy import delta, hf, stored_tensors, transformer
+from zeroplay_jax.policy import delta, hf, transformer
 
 
 def recurrence(q, k, v, log_decay, rate, segment):
@@ -89,38 +85,3 @@ def test_gradients_of_packed_rows_are_those_of_pytorch(case):
     gradients = {name: x.grad.numpy() for name, x in theirs.named_parameters()}
     for name, mine in tiny.to_tensors(model, ours).items():
         assert tiny.gap(mine, gradients[name]) < 2e-3, name
-
-
-def test_folders_with_images_and_further_heads_are_read_and_written_as_a_decoder(case, tmp_path):
-    theirs, folder, model, params = case
-    _, whole = tiny.make_wrapped_model('qwen35')
-    whole.save_pretrained(str(tmp_path / 'whole'))
-    # As in published folders: a head that predicts the token after the next one.
-    change_tensors(
-        tmp_path / 'whole' / 'model.safetensors',
-        lambda tensors: tensors.update({'mtp.fc.weight': np.ones((2, 2), 'f')}),
-    )
-    path = tmp_path / 'whole' / 'config.json'
-    fields = json.loads(path.read_text())
-    fields['text_config'] |= dict(
-        mtp_num_hidden_layers=1,
-        mtp_use_dedicated_embeddings=False,
-        attn_output_gate=True,
-        output_gate_type='swish',
-        mamba_ssm_dtype='float32',
-        full_attention_interval=4,
-        layer_types=None,
-        num_hidden_layers=3,
-    )
-    assert hf.read_config(tmp_path / 'whole') == model
-    equal(hf.load(tmp_path / 'whole', model), params)
-    hf.save(tmp_path / 'saved', model, params, tmp_path / 'whole')
-    saved = load_file(tmp_path / 'saved' / 'model.safetensors')
-    assert set(saved) == {tensor.name for tensor in stored_tensors.tensors(model).values()}
-    ids = np.arange(70)[None]
-    np.testing.assert_array_equal(torch_logits(tmp_path / 'saved', ids), torch_logits(theirs, ids))
-    loaded = transformers.AutoConfig.from_pretrained(str(tmp_path / 'saved'))
-    assert loaded.architectures == ['Qwen3_5ForCausalLM']
-    # The published spelling, with a layer of attention after every three others.
-    path.write_text(json.dumps(fields))
-    assert hf.read_config(tmp_path / 'whole').windows == (-1, -1, -1)

@@ -1,7 +1,6 @@
 """Every family against PyTorch: packed rows, the sampler's decoding; and every feature matters."""
 
 import dataclasses
-import json
 
 import jax
 import numpy as np
@@ -154,11 +153,3 @@ def test_the_sampler_decodes_what_generate_does_with_the_scores_of_a_full_forwar
     check_scores(sampled, 25, first_logp)
     check_scores(sampled, 72, second_logp)
     assert len(second_logp) == 20
-
-
-# config.json
-
-
-def read(tmp_path, raw, **fields):
-    (tmp_path / 'config.json').write_text(json.dumps(raw | fields))
-    return hf.read_config(tmp_path)

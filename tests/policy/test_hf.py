@@ -1,16 +1,14 @@
 """Checkpoint folders: read once and in slices, refused in one line when torn, and written whole or not at all."""
 
 import json
-import socket
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import pytest
 import tiny
 import transformers
-from python_process import finish, run_python, start_python
+from python_process import run_python
 from safetensors.numpy import load_file, save_file
 from small_policies import (
     KERNEL,
@@ -22,7 +20,7 @@ from small_policies import (
     torch_logits,
 )
 
-from zeroplay_jax.policy import hf, sharding, stored_tensors
+from zeroplay_jax.policy import hf, sharding
 
 
 @pytest.fixture
@@ -149,51 +147,3 @@ def test_a_killed_export_leaves_no_folder_of_its_name(published, tmp_path):
     out = tmp_path / 'out'
     assert run_python('-c', KILLED, published, out).returncode == -9
     assert not out.exists() and all(path.name.startswith('.out.') for path in tmp_path.iterdir())
-
-
-# Memory
-
-
-LOADER = """
-import sys
-import jax, numpy as np
-folder, index, port = sys.argv[1:]
-jax.distributed.initialize(f'localhost:{port}', 2, int(index))
-from zeroplay_jax.policy import hf, sharding
-field = lambda name: next(int(x.split()[1]) for x in open('/proc/self/status') if x.startswith(name)) << 10
-mesh = sharding.make_mesh(1, 4, 1)
-jax.block_until_ready([jax.device_put(np.zeros(9), d) for d in jax.local_devices()])
-hf.read_config(folder)  # loads transformers
-before = field('VmRSS')
-params = hf.load(folder, mesh=mesh)
-share = sum(s.data.nbytes for x in jax.tree.leaves(params) for s in x.addressable_shards)
-print('MEASURED', field('VmHWM') - before, share, flush=True)
-"""
-
-
-def test_loading_needs_little_more_memory_than_its_share(tmp_path):
-    """Peak resident set over what a process had before; each of two processes holds, and reads, half the slices."""
-    sizes = dict(vocab_size=16384, hidden_size=512, intermediate_size=2048, num_hidden_layers=8)
-    heads = dict(num_attention_heads=8, num_key_value_heads=4, head_dim=64)
-    model = tiny.make_torch_model('llama3').config.to_dict() | sizes | heads
-    model['architectures'] = ['LlamaForCausalLM']
-    (tmp_path / 'config.json').write_text(json.dumps(model))
-    tensors = {}
-    for tensor in stored_tensors.tensors(hf.read_config(tmp_path)).values():
-        shape = tensor.shape[::-1] if tensor.transposed else tensor.shape
-        tensors[tensor.name] = np.full(shape, 0.5, ml_dtypes.bfloat16)
-    save_file(tensors, tmp_path / 'model.safetensors')
-    with socket.socket() as free:
-        free.bind(('localhost', 0))
-        port = free.getsockname()[1]
-    flags = '--xla_force_host_platform_device_count=2'
-    running = []
-    for index in range(2):
-        running.append(start_python('-c', LOADER, tmp_path, index, port, XLA_FLAGS=flags))
-    outputs = [finish(process)[0] for process in running]
-    # Half of the float32 arrays has the bytes of all that is stored.
-    stored = [array.nbytes for array in tensors.values()]
-    for output in outputs:
-        peak, share = map(int, output.split('MEASURED')[1].split()[:2])
-        assert sum(stored) <= share <= 1.01 * sum(stored)
-        assert share < peak <= 1.3 * (max(stored) + share)

@@ -39,7 +39,6 @@ def on(request, monkeypatch, tpu_kernel):
 
 
 BOTH = pytest.mark.parametrize('on', ['tpu', 'gpu'], indirect=True)
-GPU = pytest.mark.parametrize('on', ['gpu', long('tpu')], indirect=True)
 
 
 class Case:
@@ -215,14 +214,6 @@ def test_neighbours_and_pages_change_no_bit(on):
     together.cache = jnp.zeros_like(together.cache).at[moved].set(together.cache)
     together.table = moved[together.table].astype(np.int32)
     np.testing.assert_array_equal(compute(together), out)
-
-
-@GPU
-def test_every_device_computes_its_heads(on):
-    case = Case(MIXED, 16, 8, 4, 128, 'float32')
-    whole = case.kernel(StepShape(8, True))
-    split = case.kernel(StepShape(8, True), mesh=sharding.make_mesh(1, 1, 4))
-    np.testing.assert_allclose(split, whole, atol=TOLERANCE['float32'])
 
 
 @pytest.mark.parametrize('model', ['0.5B', 'gemma'])

@@ -12,7 +12,7 @@ import pytest
 import tiny
 from small_policies import packed
 
-from zeroplay_jax.policy import head, rope, sharding, transformer
+from zeroplay_jax.policy import rope, sharding, transformer
 
 # Every switch on at once, so that every rule has a parameter.
 CONFIG = transformer.ModelConfig(
@@ -49,22 +49,6 @@ def loss(config, params, inputs, weight):
     return jnp.sum(logp * weight) + jnp.sum(entropy)
 
 
-def elementwise_loss(config, params, inputs, weight):
-    """The same gradient, computed with the logits."""
-    tokens, positions, segment = inputs
-    states = transformer.hidden(config, params, tokens, positions, segment)
-
-    def weighted_sum(matrices, states, _, per_token):
-        tokens, weight = per_token
-        chunk_logits = head.logits(config, matrices, states)
-        logp, _ = head.logp_and_entropy(chunk_logits, tokens, train_entropy=False)
-        return jnp.sum(logp * weight), ()
-
-    output_head = head.head_of(config, params, states.dtype)
-    per_token = (tokens[:, 1:], weight[:, 1:])
-    return head.sum_tokens(weighted_sum, output_head, states[:, :-1], (), per_token)[0]
-
-
 def on_mesh(setting, shape):
     """Loss and gradients on a mesh."""
     params, inputs, weight = setting
@@ -96,8 +80,7 @@ def test_loss_and_gradients_are_the_same_on_every_mesh(setting, alone, mesh):
     assert tiny.gap(gradients, alone[1]) <= 1e-5
 
 
-@pytest.mark.parametrize('function', [loss, elementwise_loss])
-def test_rows_stay_where_they_are_and_the_head_comes_to_them_once(setting, function):
+def test_rows_stay_where_they_are_and_the_head_comes_to_them_once(setting):
     """No collective carries logits; every device multiplies its own rows' chunk; the head's gradient adds up once."""
     _, inputs, weight = setting
     vocab, chunk = 4096, 16
@@ -107,7 +90,7 @@ def test_rows_stay_where_they_are_and_the_head_comes_to_them_once(setting, funct
     places, rows = sharding.parameter_shardings(params, mesh), sharding.rows(mesh)
 
     def program(mesh):
-        gradient = jax.grad(functools.partial(function, dataclasses.replace(config, mesh=mesh)))
+        gradient = jax.grad(functools.partial(loss, dataclasses.replace(config, mesh=mesh)))
         step = jax.jit(gradient, in_shardings=(places, rows, rows), out_shardings=places)
         return step.lower(params, inputs, weight).compile().as_text()
 
