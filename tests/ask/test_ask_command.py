@@ -3,7 +3,6 @@
 import io
 import json
 import re
-import signal
 
 from ask_cases import (
     ATTACK,
@@ -15,8 +14,6 @@ from ask_cases import (
     main,
 )
 from python_process import run_python
-
-from zeroplay_jax import ask
 
 
 def test_an_answer_is_shown_with_what_was_searched_in_an_index_of_ones_own(index, capsys):
@@ -67,20 +64,3 @@ def test_ctrl_c_ends_a_single_answer_without_a_traceback():
     done = run_python('-c', INTERRUPTED)
     # What came before is there.
     assert (done.returncode, done.stdout, done.stderr) == (130, 'search\n', '')
-
-
-def test_ctrl_c_at_the_prompt_ends(monkeypatch, capsys):
-    class Session:
-        def greet(self):
-            print('hello')
-
-    def interrupted(prompt):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr('builtins.input', interrupted)
-    before = signal.getsignal(signal.SIGINT)
-    try:
-        assert ask._run_prompt([Session()]) == 130
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert capsys.readouterr() == ('hello\n\n', '')

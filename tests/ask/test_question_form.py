@@ -7,7 +7,7 @@ import pytest
 
 from zeroplay_jax import session
 from zeroplay_jax.evaluation.render import Printer
-from zeroplay_jax.mini.question_form import form_of, start_line
+from zeroplay_jax.mini.question_form import form_of
 from zeroplay_jax.settings.kinds import (
     BUILT_IN_CHECKPOINT,
     ENGLISH_CHECKPOINT,
@@ -63,13 +63,6 @@ def test_a_policy_of_miniature_worlds_says_what_it_reads(open_session, folder):
         assert asked._form.pattern.search(question)
     with pytest.raises(UserError, match='this policy reads only sentences of the miniature world'):
         asked.answer('Who was Ada Lovelace?')
-
-
-def test_a_start_is_named_with_what_it_was_shown(tmp_path):
-    assert start_line(ENGLISH_CHECKPOINT).startswith(
-        'start: zeroplay_jax/mini/english/base, shown how'
-    )
-    assert start_line(tmp_path) == f'start: {tmp_path.name}'
 
 
 @pytest.mark.parametrize('base', [ENGLISH_CHECKPOINT, BUILT_IN_CHECKPOINT])

@@ -48,18 +48,6 @@ def test_names_are_unique_over_worlds_and_splits():
     assert not names_lib.BLOCKED & set(seen)
 
 
-@pytest.mark.parametrize(
-    'arguments, reason',
-    [
-        ((10_000,), 'names suffice'),
-        ((-1,), 'names suffice'),
-    ],
-)
-def test_bad_arguments_say_what(arguments, reason):
-    with pytest.raises(ValueError, match=reason):
-        World(*arguments)
-
-
 def test_passages_are_readable_english():
     for passage in World(7).passages:
         sentences = re.findall(r'[^.]+\.', passage.text)
@@ -67,13 +55,6 @@ def test_passages_are_readable_english():
         assert 2 <= len(sentences) <= 3
         assert sentences[0].startswith(passage.title + ' ')
         assert all(re.fullmatch(r' ?[A-Z][A-Za-z ]+\.', s) for s in sentences)
-
-
-def test_value_stands_last_in_its_sentence():
-    world = World(2)
-    for passage in world.passages:
-        last = {s.rstrip('.').split()[-1] for s in re.findall(r'[^.]+\.', passage.text)}
-        assert last == set(world.facts[passage.title].values())
 
 
 def test_near_misses_look_alike_and_say_something_else():
@@ -84,8 +65,6 @@ def test_near_misses_look_alike_and_say_something_else():
         assert world.kinds[title] == world.kinds[original]
         for relation, value in world.facts[title].items():
             assert value != world.facts[original][relation]
-    assert not World(5, near_misses=0).originals
-    assert len(World(5, near_misses=1).titles) == 2 * len(World(5, near_misses=0).titles)
 
 
 @pytest.mark.parametrize('hops', [1, 2, 3, 4])
@@ -98,12 +77,6 @@ def test_chains_resolve(hops):
         assert all(world.facts[e][r] == v for e, r, v in chain)
         assert world.resolve(world_lib.question(chain)) == (chain[-1][2], hops)
         assert chain[-1][2].lower() not in world_lib.question(chain).lower()
-
-
-def test_resolve_refuses_other_text():
-    world = World(0)
-    assert world.resolve('Who wrote it?') == (None, 0)
-    assert world.resolve('What is the author of Nobody?') == (None, 1)
 
 
 def test_evaluation_questions():

@@ -153,12 +153,3 @@ def test_patterns_take_linear_time(schema, write):
     with pytest.raises(InvalidArguments):
         tool.validated({'value': write(good + '!')})
     assert tool.validated({'value': write(good)})
-
-
-def test_a_pattern_in_the_dialect_of_javascript_is_read():
-    tool = checked(of_value({'type': 'string', 'pattern': '^(?<year>\\d{4})$'}))
-    assert tool.validated({'value': '1111'})
-    words = checked(of_value({'type': 'string', 'pattern': '^\\p{L}+$'}))
-    assert words.validated({'value': 'Straße'})
-    with pytest.raises(InvalidArguments):
-        words.validated({'value': '12'})

@@ -1,3 +1,3 @@
-"""A run to show as documents, and a browser."""
+"""A run to show as documents."""
 
-from report_fixtures import browser, run  # noqa: F401
+from report_fixtures import run  # noqa: F401

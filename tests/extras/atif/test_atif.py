@@ -1,21 +1,11 @@
 """ATIF documents: ours are valid for a validator of others, and theirs are shown as our rollouts are."""
 
-import json
+import pathlib
 
 import pytest
 import run_library
 import sample_run
-from nat.atif import (
-    Agent,
-    FinalMetrics,
-    Observation,
-    ObservationResult,
-    Step,
-    SubagentTrajectoryRef,
-    ToolCall,
-    Trajectory,
-)
-from nat.atif.content import ContentPart, ImageSource
+from nat.atif import Trajectory
 
 from examples.folding import recipe as folding
 from zeroplay_jax.evaluation.report_builder import page_data, read_lines
@@ -45,27 +35,18 @@ def test_documents_of_a_run_are_valid_and_come_back_as_they_were(run, documents)
         assert calls == [(call or {}).get('tool') for call in turns]
 
 
-def test_turn_rewards_errors_and_tools_are_kept(run, tmp_path):
+def test_turn_rewards_errors_and_tools_are_kept(run):
     record = read_lines(run / 'trajectories.jsonl', [])[1]
-    record['segments'] = [
-        {'source': source, 'text': source} for source in ('env', 'policy', 'env', 'env')
-    ]
-    call = {
-        'tool': 'search',
-        'arguments': 'no object',
-        'error': 'invalid_arguments',
-        'documents': None,
-    }
-    record |= {'turns': [call], 'turn_rewards': [0.25]}
-    tools = {'search': {'description': 'finds', 'parameters': SCHEMA, 'purpose': 'ours alone'}}
+    sources = ('env', 'policy', 'env', 'env')
+    record['segments'] = [{'source': source, 'text': source} for source in sources]
+    call = {'tool': 'search', 'arguments': 'no object', 'error': 'invalid_arguments'}
+    record |= {'turns': [call | {'documents': None}], 'turn_rewards': [0.25]}
+    function = {'description': 'finds', 'parameters': SCHEMA}
+    tools = {'search': function | {'purpose': 'ours alone'}}
     document = atif.to_document(record, tools, 0, '1', atif.Frames())
     Trajectory.model_validate(document)
     (definition,) = document['agent']['tool_definitions']
-    assert definition['function'] == {
-        'name': 'search',
-        'description': 'finds',
-        'parameters': SCHEMA,
-    }
+    assert definition['function'] == {'name': 'search'} | function
     first, turn = document['steps']
     assert first['source'] == 'user' and turn['extra'] == {'reward': 0.25}
     (entry,) = turn['tool_calls']
@@ -78,51 +59,12 @@ def test_turn_rewards_errors_and_tools_are_kept(run, tmp_path):
 @pytest.fixture
 def job(tmp_path):
     """A job as Harbor leaves it: a trial with the trajectory of an agent and its reward, beside other JSON."""
-    picture = ContentPart(
-        type='image', source=ImageSource(media_type='image/png', path='images/a.png')
-    )
-    calls = [
-        ToolCall(tool_call_id=name, function_name=name, arguments={'path': '/'})
-        for name in ('ls', 'cat')
-    ]
-    reference = SubagentTrajectoryRef(trajectory_id='s1')
-    results = [
-        ObservationResult(source_call_id='ls', content='bin'),
-        ObservationResult(source_call_id='cat', subagent_trajectory_ref=[reference]),
-    ]
-    steps = [
-        Step(step_id=1, source='system', message='You are an agent.'),
-        Step(
-            step_id=2,
-            source='user',
-            message=[ContentPart(type='text', text=f'What is it? {sample_run.ATTACK}'), picture],
-        ),
-        Step(step_id=3, source='agent', message='Earlier.', is_copied_context=True),
-        Step(
-            step_id=4,
-            source='agent',
-            message='I look.',
-            reasoning_content='two calls',
-            tool_calls=calls,
-            observation=Observation(results=results),
-        ),
-        Step(step_id=5, source='agent', message='A cat.'),
-    ]
-    helper = Trajectory(
-        trajectory_id='s1',
-        agent=Agent(name='helper', version='2'),
-        steps=[Step(step_id=1, source='user', message='Look it up')],
-    )
-    document = Trajectory(
-        agent=Agent(name='shell', version='1.0', model_name='some/model'),
-        steps=steps,
-        final_metrics=FinalMetrics(total_cost_usd=0.01),
-        subagent_trajectories=[helper],
-    )
+    document = (pathlib.Path(__file__).parent / 'shell.json').read_text(encoding='utf-8')
+    Trajectory.model_validate_json(document)
     trial = tmp_path / 'job' / 'trial'
     for folder in ('agent', 'verifier'):
         (trial / folder).mkdir(parents=True)
-    (trial / 'agent' / 'trajectory.json').write_text(json.dumps(document.to_json_dict()))
+    (trial / 'agent' / 'trajectory.json').write_text(document)
     (trial / 'verifier' / 'reward.txt').write_text('0.5\n')
     (trial / 'result.json').write_text('{"reward": 1}')
     return trial.parent
@@ -131,12 +73,8 @@ def job(tmp_path):
 def test_documents_of_others_are_read(job):
     run = page_data(job, [row for path in atif.paths(job) for row in atif.read(path)])
     shell, helper = run['trajectories']
-    assert (shell['role'], shell['reward'], helper['role'], helper['reward']) == (
-        'shell',
-        0.5,
-        'helper',
-        None,
-    )
+    assert (shell['role'], shell['reward']) == ('shell', 0.5)
+    assert (helper['role'], helper['reward']) == ('helper', None)
     assert [(source, run['texts'][text]) for source, text in shell['segments']] == [
         ('prompt', 'You are an agent.'),
         ('prompt', f'What is it? {sample_run.ATTACK}\n[image: images/a.png]'),
@@ -148,20 +86,14 @@ def test_documents_of_others_are_read(job):
         ('policy', 'A cat.'),
     ]
     assert [call and call['tool'] for call in shell['turns']] == ['ls', 'cat', None]
-    assert (
-        shell['info']['agent_model_name'] == 'some/model'
-        and shell['info']['total_cost_usd'] == 0.01
-    )
+    assert shell['info']['total_cost_usd'] == 0.01
 
 
 def test_documents_are_not_written_over_or_out_of_nothing(tmp_path, capsys, run, documents):
-    for words, problem in (
-        ([run, documents], 'exists already; choose another folder'),
-        ([tmp_path, tmp_path / 'new'], 'has no rollouts'),
-    ):
-        assert atif.main([str(words[0]), '--documents', str(words[1])]) == 2
-        assert problem in capsys.readouterr().err
-    assert not (tmp_path / 'new').exists()
+    assert atif.main([str(run), '--documents', str(documents)]) == 2
+    assert 'exists already; choose another folder' in capsys.readouterr().err
+    assert atif.main([str(tmp_path), '--documents', str(tmp_path / 'new')]) == 2
+    assert 'has no rollouts' in capsys.readouterr().err and not (tmp_path / 'new').exists()
 
 
 @pytest.mark.fault('nov29-D6', 'atif --documents of a run whose recipe speaks between turns')

@@ -10,7 +10,7 @@ from bucket_emulator import needs_emulator, run_emulator
 from python_process import run_python
 from run_records import write_record
 
-from zeroplay_jax import compare, report
+from zeroplay_jax import report
 from zeroplay_jax.configs import quickstart
 from zeroplay_jax.configuration import fields
 from zeroplay_jax.configuration.command_line import policy_of_iteration
@@ -104,7 +104,7 @@ def test_sigterm_keeps_its_status_if_the_upload_fails(bucket, config, monkeypatc
     assert 'runs/a/lease.json' not in bucket.contents
 
 
-def test_reports_and_comparisons_read_a_bucket(bucket, config, tmp_path, capsys):
+def test_reports_and_comparisons_read_a_bucket(bucket, config, tmp_path):
     remote = RemoteWorkdir(bucket, 'runs/a')
     line = b'{"step": 0, "phase": "evaluation", "em/mean": 0.5}\n'
     name, text = 'logs/2/metrics.jsonl', line * 2
@@ -114,8 +114,6 @@ def test_reports_and_comparisons_read_a_bucket(bucket, config, tmp_path, capsys)
     bucket.write(remote.name('run.json'), json.dumps({'config': config.to_dict()}).encode())
     assert report.main([ADDRESS, '--out', str(tmp_path / 'a.html')]) == 0
     assert (copies.local_run(ADDRESS) / 'metrics.jsonl').read_bytes() == text
-    assert compare.main([f'{ADDRESS}/none.json', f'{ADDRESS}/run.json']) == 2
-    assert 'no such file or folder in the bucket' in capsys.readouterr().err
 
 
 def test_a_folder_of_other_objects_is_refused(bucket, config):
@@ -123,10 +121,6 @@ def test_a_folder_of_other_objects_is_refused(bucket, config):
     for start in (begin, lambda config: fields.check(ADDRESS, config)):
         with pytest.raises(UserError, match="holds 'runs/a/thesis.tex' but no id.json"):
             start(config)
-    bucket.contents.clear()
-    bucket.write('runs/a/id.json', b'{"id": "../x"}')
-    with pytest.raises(UserError, match='id.json: cannot be read'):
-        begin(config)
 
 
 def test_the_policy_of_an_iteration_is_fetched_with_the_config_of_the_run(bucket, config):

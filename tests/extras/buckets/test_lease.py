@@ -90,9 +90,6 @@ def test_rights_that_are_taken_away_end_the_run_with_a_line():
     wait_for(lambda: lease.lost)
     assert lease.lost == 'gs://bucket/run/lease.json: not allowed' and not lease.renew()
     lease.release()
-    other = Lease(MemoryBucket(), NAME)
-    other._bucket.failures['delete'] = [RetrievalError('gs://bucket/x: not allowed')]
-    other.release()
 
 
 def test_a_process_of_another_container_may_be_alive_though_it_is_not_seen_here(monkeypatch):

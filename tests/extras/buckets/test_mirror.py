@@ -3,7 +3,6 @@
 import json
 import shutil
 import threading
-import time
 
 import pytest
 from memory_bucket import outage
@@ -112,13 +111,6 @@ def test_nothing_is_left_of_a_failed_download(remote, steps, here, there, kind):
     with pytest.raises(UserError):
         bring_all(remote, there)
     assert not list(there.iterdir())
-    # Nor does a machine that was switched off meanwhile upload it.
-    (here / '.download').mkdir()
-    (here / '.download' / 'config.json').write_text('{}')
-    (here / 'summary.json').write_text('{}')
-    with uploading(remote, here) as mirror:
-        mirror.upload_results()
-    assert names(remote, 'summary.json') and not names(remote, '.download')
 
 
 def test_policies_of_iterations_come_with_steps_and_those_of_an_earlier_end_leave(
@@ -215,26 +207,6 @@ def test_a_step_whose_last_write_arrived_but_seemed_to_fail_stays_whole(
     assert list(remote.manifests()) == ([2, 4] if is_removed else [2])
 
 
-def test_the_time_for_further_attempts_begins_when_nothing_arrives_any_more(
-    remote, steps, here, monkeypatch
-):
-    monkeypatch.setattr('zeroplay_jax.extras.buckets.mirror.THREADS', 1)
-    upload_object = remote.bucket.upload
-    names_tried = []
-
-    def slow_upload(name, path):
-        time.sleep(0.03)
-        # Each object fails once.
-        if name not in names_tried:
-            names_tried.append(name)
-            raise Unavailable('gs://bucket/x: 503')
-        upload_object(name, path)
-
-    remote.bucket.upload = slow_upload
-    upload(remote, here, steps, 2, seconds=0.1)
-    assert len(names_tried) > 5 and list(remote.manifests()) == [2]
-
-
 def test_a_newest_step_without_one_of_its_files_ends_the_run(remote, steps, here):
     save(steps, here, 2, lambda saved: (saved / 'loop' / 'metadata').unlink())
     with (
@@ -294,27 +266,3 @@ def test_a_process_that_lost_its_lease_leaves_the_files_of_the_next_one_alone(
         assert len(uploads) == count
     assert bring_all(remote, tmp_path / 'third') == []
     assert (tmp_path / 'third' / 'metrics.jsonl').read_text().startswith('{"step": 0}')
-
-
-def test_a_step_that_the_run_removes_meanwhile_is_uploaded_whole(remote, steps, here, there):
-    """The upload of a large checkpoint may take longer than two further steps."""
-    save(steps, here, 2)
-    release = threading.Event()
-    upload_object = remote.bucket.upload
-
-    def slow_upload(name, path):
-        release.wait(20)
-        upload_object(name, path)
-
-    remote.bucket.upload = slow_upload
-    with uploading(remote, here) as mirror:
-        while not (here / '.upload' / 'metrics.jsonl').exists():
-            time.sleep(0.01)
-        time.sleep(0.1)
-        save(steps, here, 4)
-        shutil.rmtree(here / 'checkpoints' / '2')
-        release.set()
-        wait(mirror)
-    assert list(remote.manifests()) == [2, 4]
-    bring_down(Hosts(), remote, there, {2: remote.manifests()[2]})
-    assert saved_steps(there / 'checkpoints') == [2]

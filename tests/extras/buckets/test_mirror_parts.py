@@ -9,10 +9,8 @@ from memory_bucket import outage
 from saved_runs import names, save, wait, wait_for
 
 from zeroplay_jax.extras.buckets.lease import Lease
-from zeroplay_jax.extras.buckets.mirror import Mirror, merge
-from zeroplay_jax.extras.buckets.objects import Unavailable
+from zeroplay_jax.extras.buckets.mirror import Mirror
 from zeroplay_jax.extras.buckets.run import bring_down
-from zeroplay_jax.extras.buckets.workdir import RemoteFile
 from zeroplay_jax.learner import checkpoint
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime.hosts import Hosts
@@ -132,29 +130,6 @@ def test_outages_of_one_process_delay_the_step_and_errors_end_that_process(remot
     assert two.first.is_pending() and list(remote.manifests()) == [2]
 
 
-def test_a_further_attempt_of_a_part_uploads_the_files_of_the_first_one(remote, steps, two):
-    upload_object = remote.bucket.upload
-    failed = []
-
-    def fail_once(name, path):
-        if name.endswith('states/w/1') and not failed:
-            failed.append(name)
-            # Meanwhile the run has gone on.
-            save_part(steps, two.b, 4)
-            shutil.rmtree(two.b / 'checkpoints' / '2')
-            raise Unavailable('gs://bucket/x: 503')
-        upload_object(name, path)
-
-    remote.bucket.upload = fail_once
-    save_part(steps, two.b, 2)
-    save(steps, two.a, 2)
-    two.second()
-    two.complete(2)
-    assert failed and 'checkpoints/2/states/w/1' in remote.manifests()[2]
-    save(steps, two.a, 4)
-    two.complete(2, 4)
-
-
 def save_best(source, folder, step):
     """Copies a step of `source` to the folder of the best evaluation."""
     shutil.copytree(source / 'checkpoints' / str(step), folder / 'best' / str(step))
@@ -178,24 +153,3 @@ def test_an_upload_that_is_cut_off_leaves_the_best_step_of_complete_ones_whole(
     for name in ('checkpoints', 'best'):
         assert checkpoint.find_damage(tmp_path / 'there' / name / '2') == ''
         assert (tmp_path / 'there' / name / '2' / 'states' / 'w' / '1').exists()
-
-
-def test_an_outage_while_old_steps_are_removed_leaves_the_complete_one_alone(remote, steps, two):
-    # Of a process that died.
-    remote.bucket.write('runs/a/checkpoints/1-0/w', b'x')
-    remote.bucket.failures = {'delete': outage(1)}
-    save_part(steps, two.b, 2)
-    save(steps, two.a, 2)
-    two.second()
-    two.complete(2)
-    wait_for(lambda: not names(remote, 'parts/'))
-    assert not names(remote, 'checkpoints/1-') and not remote.bucket.failures['delete']
-    writes = [name for action, name in remote.bucket.log if action == 'write']
-    assert writes.count('runs/a/steps/00000002.json') == 1
-
-
-def test_different_contents_of_one_shard_are_no_checkpoint():
-    same = RemoteFile('checkpoints/2-1/w', 1, 'a')
-    assert merge([{'w': same}, {'w': same, 'v': same}]) == {'w': same, 'v': same}
-    with pytest.raises(RetrievalError, match='w: two processes have saved different contents'):
-        merge([{'w': same}, {'w': RemoteFile('checkpoints/2-1/w', 1, 'b')}])

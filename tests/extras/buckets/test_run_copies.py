@@ -1,18 +1,12 @@
 """Local copies of a run in a bucket, from which another run begins."""
 
-import hashlib
+import shutil
 
 import pytest
-from memory_bucket import MemoryBucket
-from saved_runs import save_checkpoints
+from saved_runs import upload
 
-from zeroplay_jax.extras.buckets import objects
 from zeroplay_jax.extras.buckets.copies import local_source
-from zeroplay_jax.extras.buckets.workdir import (
-    RemoteFile,
-    RemoteWorkdir,
-    manifest_text,
-)
+from zeroplay_jax.extras.buckets.workdir import RemoteWorkdir
 from zeroplay_jax.learner import checkpoint
 from zeroplay_jax.run import branch
 from zeroplay_jax.run.run_folder import Place
@@ -23,26 +17,14 @@ ADDRESS = 'gs://bucket/old'
 
 
 @pytest.fixture
-def remote(tmp_path, monkeypatch):
+def remote(bucket, cache, steps, tmp_path):
     """A run in a bucket with the steps 4 and 6, and 4 as the best of them."""
-    bucket = MemoryBucket()
-    monkeypatch.setattr(objects, 'open_bucket', lambda name: bucket)
-    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
-    steps = save_checkpoints(tmp_path / 'steps') / 'checkpoints'
-    remote = RemoteWorkdir(bucket, 'old')
-    for step in (4, 6):
-        manifest = {}
-        for path in filter(lambda path: path.is_file(), steps.rglob('*')):
-            name = path.relative_to(steps).as_posix()
-            for copied, folder in ((step, 'checkpoints'), (4, 'best')):
-                if name.startswith(f'{copied}/'):
-                    content = path.read_bytes()
-                    bucket.write(remote.name(f'{folder}/{name}'), content)
-                    digest = hashlib.sha256(content).hexdigest()
-                    file = RemoteFile(f'{folder}/{name}', len(content), digest)
-                    manifest[f'{folder}/{name}'] = file
-        bucket.write(remote.manifest_name(step), manifest_text(step, manifest))
-    return remote
+    here = tmp_path / 'here'
+    shutil.copytree(steps / 'checkpoints' / '4', here / 'best' / '4')
+    uploaded = RemoteWorkdir(bucket, 'old')
+    upload(uploaded, here, steps, 4, 6)
+    bucket.write(uploaded.name('run.json'), b'{"config": {}}')
+    return uploaded
 
 
 def test_the_newest_step_is_copied_alone_and_of_best_the_best_one(remote):
@@ -72,7 +54,8 @@ def test_a_damaged_copy_is_downloaded_again_and_a_damaged_step_is_refused(remote
     file.write_bytes(content[::-1])
     assert find() == source and not source.folder.exists()
     file.write_bytes(content[::-1])
-    remote.bucket.write(remote.name(f'{folder}/loop/metadata'), content[::-1])
+    stored = remote.manifests()[6][f'{folder}/loop/metadata'].object
+    remote.bucket.write(remote.name(stored), content[::-1])
     line = 'its checkpoints are damaged: loop/metadata differs from its checksum; name'
     with pytest.raises(UserError, match=line):
         find()

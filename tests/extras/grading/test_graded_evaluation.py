@@ -4,7 +4,7 @@ import json
 
 import pytest
 from judge_server import JudgeServer
-from python_process import ROOT, config_flags, start_python
+from python_process import ROOT
 
 from zeroplay_jax.configs import scope
 from zeroplay_jax.configuration.fields import frozen
@@ -79,12 +79,3 @@ def test_an_evaluation_that_is_continued_asks_only_what_is_missing(tmp_path, cap
     refused(r'foreign.jsonl, line 1: rubric 1 states .*kind=endpoint', config, other)
     path.write_text(path.read_text().replace('Describe', 'Please describe', 1))
     refused('another content of --sets: the file of tasks has other', config, plan)
-
-
-def command(tasks, folder, url):
-    words = f"""
-        -m zeroplay_jax.evaluate --config=configs/scope.py:mini --policy=zeroplay_jax/mini/base --metric=rubrics
-        --sets={tasks} --workdir={folder} --config.judge.url={url}
-    """
-    fields = 'world.train=(0,4) world.evaluation=(0,2) judge.kind=endpoint judge.model=some judge.at_once=2'
-    return start_python(*words.split(), *config_flags(fields))

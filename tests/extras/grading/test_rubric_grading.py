@@ -7,10 +7,10 @@ import pathlib
 import types
 
 import pytest
+from input_files import write
 from refused_calls import check_table
 from trajectories import ASKS_SOLVER, make_trajectory
 
-from zeroplay_jax.evaluation import results
 from zeroplay_jax.evaluation.answering import Answer
 from zeroplay_jax.extras.grading import graded, grading_results
 from zeroplay_jax.extras.grading.record import Grade, GradingRecord, Judgement, load_tasks
@@ -28,9 +28,8 @@ def write_tasks(path, count, rubrics=3):
     for number in range(count):
         texts = [f'State that City{number} {fact}.' for fact in facts]
         task = {'id': f'task {number}', 'task': f'Describe City{number}.', 'rubrics': texts}
-        lines.append(json.dumps(task))
-    path.write_text('\n'.join(lines), encoding='utf-8')
-    return load_tasks(str(path))
+        lines.append(task)
+    return load_tasks(write(path, *lines))
 
 
 def answer_to(task):
@@ -108,34 +107,26 @@ def rule():
 def test_500_tasks_killed_twice_give_what_an_uninterrupted_evaluation_gives(tmp_path):
     tasks = write_tasks(tmp_path / 'tasks.jsonl', 500)
     whole = play_all(tmp_path / 'whole', tasks, Context(), StrictJudge())
-
     folder, context, judge = tmp_path / 'parts', Context(), StrictJudge()
     done = []
 
-    def stop_at(limit):
-        def on_grades(number):
-            done.append(number)
-            if len(done) == limit:
-                raise KeyboardInterrupt
+    def stop_twice(number):
+        done.append(number)
+        if len(done) in (200, 750):
+            raise KeyboardInterrupt
 
-        return on_grades
-
-    for limit in (200, 750):
+    for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
-            play_all(folder, tasks, context, judge, on_grades=stop_at(limit))
+            play_all(folder, tasks, context, judge, on_grades=stop_twice)
         for name in ('answers.jsonl', 'grades.jsonl'):
             # A write that was cut off.
             with (folder / name).open('a', encoding='utf-8') as file:
                 file.write('{"task": "task 49')
-    assert 0 < context.played.total() <= 500
     parts = play_all(folder, tasks, context, judge)
     assert json.dumps(parts) == json.dumps(whole)
-    assert grading_results.markdown(parts) == grading_results.markdown(whole)
     # The interrupt came after the grade was written and before it was counted: nothing was asked twice.
     assert set(judge.asked.values()) == {1}
-    assert context.played.total() <= 500 + 2 * 16 and set(context.played) == {
-        t.question.text for t in tasks
-    }
+    assert context.played.total() <= 500 + 2 * 16 and len(context.played) == 500
     fresh = StrictJudge()
     again = play_all(folder, tasks, Context(), fresh)
     assert again == whole and not fresh.asked, 'a finished evaluation asks nothing'
@@ -151,8 +142,7 @@ def test_500_tasks_killed_twice_give_what_an_uninterrupted_evaluation_gives(tmp_
     assert other['rubrics_met'][0] == pytest.approx(0.98 * (1 + 1 / 3 + 1 / 2) / 3, abs=0.01)
     assert sum(other['judgements'].values()) == sum(whole['judgements'].values()) == 3 * 490
     measured = other['agreement']['key']
-    assert measured['items'] == 3 * 490 - lost and measured['table']['second_only'] == 0
-    assert 0.5 < measured['kappa'] < 0.9
+    assert measured['items'] == 3 * 490 - lost and 0.5 < measured['kappa'] < 0.9
 
 
 def test_verdicts_that_were_not_given_are_neither_met_nor_not_met(tmp_path):
@@ -181,19 +171,9 @@ def test_verdicts_that_were_not_given_are_neither_met_nor_not_met(tmp_path):
     assert result['rubrics_met'][0] == 0.5 and result['scored_tasks'] == 3
     assert result['judgements'] == {'met': 2, 'not_met': 1, 'unread': 2, 'failed': 1}
     assert result['answers'] == {'given': 3, 'missing': 1, 'finish': {'answer': 3, 'turns': 1}}
-    # Of the second judge's scores only three have a counterpart.
-    sides = []
-    for number, one in enumerate((result, other)):
-        path = tmp_path / f'{number}.json'
-        path.write_text(json.dumps(one))
-        sides.append(results.Results.read(path))
-    assert results.compare(*sides)['tasks'][0] == pytest.approx((-1 + 0 + 0) / 3)
     assert result['sets']['tasks']['mean']['searches'] == 1.25
     table = {'both_met': 1, 'first_only': 1, 'second_only': 0, 'neither': 1}
     assert result['agreement']['b']['table'] == table
-    page = grading_results.markdown(result)
-    assert '| a | 0.500 [' in page and '| 3 | 2 | 1 | 2 | 1 |' in page
-    assert '3 rubrics of 2 tasks have a verdict of both.' in page
 
 
 def test_answers_after_failed_tool_calls_are_recorded_only_if_these_are_rare(tmp_path):
@@ -216,38 +196,19 @@ def test_answers_after_failed_tool_calls_are_recorded_only_if_these_are_rare(tmp
     assert sum(result['judgements'].values()) == 2 * 39 * 3
 
 
-def test_an_unusable_line_is_named(tmp_path):
+def test_lines_of_tasks_are_read_or_refused_as_the_table_says(tmp_path):
     def load(*lines):
-        path = tmp_path / 'tasks.jsonl'
-        path.write_text('\n'.join(map(json.dumps, lines)))
-        load_tasks(str(path))
+        path = write(tmp_path / 'tasks.jsonl', *lines)
+        return [(one.id, one.index, one.question.rubrics) for one in load_tasks(path)]
 
-    check_table(pathlib.Path(__file__).parent / 'bad_tasks.txt', {'load': load}, tmp_path)
-
-
-def test_published_rubrics_keep_their_weights(tmp_path):
-    path = tmp_path / 'tasks.jsonl'
-    rubrics = [
-        {'criterion': 'Names a dose.', 'points': 5, 'tags': ['axis:accuracy']},
-        {'criterion': 'Scares the reader.', 'points': -3, 'tags': []},
-        {'criterion': 'Cites a study.', 'weight': 4.0, 'axis': 'Explicit Criteria'},
-        {'rubric_item': 'Does it name risks?', 'type': 'Other'},
-        {'rubric_item': 'Is it short?', 'weight': 2, 'text': None, 'points': None},
-    ]
-    path.write_text(json.dumps({'task': 'How much?', 'rubrics': rubrics}))
-    (task,) = load_tasks(str(path))
-    weights = {rubric['text']: rubric.get('weight') for rubric in task.question.rubrics}
-    assert list(weights.values()) == [5, -3, 4, None, 2]
-    assert [*weights][2:] == ['Cites a study.', 'Does it name risks?', 'Is it short?']
+    check_table(pathlib.Path(__file__).parent / 'tasks.txt', {'load': load}, tmp_path)
 
 
 def test_rubrics_count_by_their_weights(tmp_path):
-    path = tmp_path / 'tasks.jsonl'
     river, mayor = 'State that City0 lies on the river Arv.', 'State that City0 is led by Puto.'
     country = {'text': 'State that City0 is a city in Tarva.', 'weight': 5}
     rubrics = [{'text': river, 'weight': 3}, {'text': mayor, 'weight': -1}, country]
-    path.write_text(json.dumps({'task': 'Describe City0.', 'rubrics': rubrics}), encoding='utf-8')
-    tasks = load_tasks(str(path))
+    path = write(tmp_path / 'tasks.jsonl', {'task': 'Describe City0.', 'rubrics': rubrics})
     # River and mayor are met: (3 - 1) / (3 + 5).
-    results = play_all(tmp_path / 'run', tasks, Context(), rule())
+    results = play_all(tmp_path / 'run', load_tasks(path), Context(), rule())
     assert results['task_scores'] == [{'task': '1', 'score': 0.25}]

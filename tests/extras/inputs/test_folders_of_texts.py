@@ -9,17 +9,6 @@ from zeroplay_jax.extras.inputs import texts
 from zeroplay_jax.retrieval import build, corpus
 
 
-def only(path):
-    ((_, record),) = corpus.read(path)
-    return record
-
-
-def test_a_text_about_web_archives_is_read(tmp_path):
-    path = tmp_path / 'a.txt'
-    path.write_text('WARC/1.0 is a file format\n\nIt holds pages.')
-    assert corpus.split(only(path).contents) == ('WARC/1.0 is a file format', 'It holds pages.')
-
-
 @pytest.mark.fault('kin-files', 'a folder of texts and other files')
 def test_a_build_counts_the_files_that_it_does_not_read(tmp_path, capsys):
     folder = tmp_path / 'texts'
@@ -41,14 +30,8 @@ def test_linked_folders_are_read_once_under_their_own_name(tmp_path):
     for folder in folders:
         folder.mkdir()
         (folder / 'a.txt').write_text('Gumu\nA town.')
-    links = {
-        'b': 'elsewhere',
-        'c': 'elsewhere',
-        'up': '',
-        'current': 'texts/v2',
-        'lib': 'texts/.venv',
-    }
-    for name, target in links.items():
+    links = 'b=elsewhere c=elsewhere up= current=texts/v2 lib=texts/.venv'
+    for name, target in (link.split('=') for link in links.split()):
         (texts / name).symlink_to(tmp_path / target)
     (tmp_path / 'elsewhere' / 'circle').symlink_to(texts)
     (texts / 'itself.txt').symlink_to(texts / 'itself.txt')
@@ -63,13 +46,21 @@ def test_words_divided_at_the_end_of_a_line_are_joined(tmp_path):
     check_table(pathlib.Path(__file__).parent / 'divided_words.txt', vars(texts), tmp_path)
 
 
-@pytest.mark.fault('user-x12', 'a page of man with words printed over themselves')
-def test_what_is_printed_over_itself_is_read_once(tmp_path):
-    (tmp_path / 'a.txt').write_text('L\bLO\bOM\bMI\bI\n_\bA _\ba_\bb town.\n')
-    assert corpus.split(only(tmp_path / 'a.txt').contents) == ('LOMI', 'A ab town.')
+# A page about web archives; what man prints over itself; carriage returns.
+TEXTS = {
+    b'WARC/1.0 is a file format\n\nIt holds pages.': (
+        'WARC/1.0 is a file format',
+        'It holds pages.',
+    ),
+    b'L\bLO\bOM\bMI\bI\n_\bA _\ba_\bb town.\n': ('LOMI', 'A ab town.'),
+    b'\xef\xbb\xbfGumu\r\rA sim-\rple town.\r': ('Gumu', 'A simple town.'),
+    b'Gumu\r\n\r\nA sim-\r\nple town.\r\n': ('Gumu', 'A simple town.'),
+}
 
 
-def test_texts_with_carriage_returns_have_titles_and_passages(tmp_path):
-    for end in ('\r', '\r\n'):
-        (tmp_path / 'a.txt').write_bytes(f'\ufeffGumu{end}{end}A sim-{end}ple town.{end}'.encode())
-        assert corpus.split(only(tmp_path / 'a.txt').contents) == ('Gumu', 'A simple town.')
+@pytest.mark.parametrize('content', TEXTS)
+@pytest.mark.fault('user-x12', 'texts with control characters')
+def test_a_text_has_the_title_and_the_passage_of_the_table(content, tmp_path):
+    (tmp_path / 'a.txt').write_bytes(content)
+    ((_, record),) = corpus.read(tmp_path / 'a.txt')
+    assert corpus.split(record.contents) == TEXTS[content]

@@ -72,6 +72,7 @@ def hops_of(tasks):
 
 def test_answers_of_sets_are_a_sample_without_repeats_and_what_cannot_be_hidden(tmp_path, capsys):
     one = [{'question': f'q{i}', 'golden_answers': [f' Name  {i} ', 'other']} for i in range(30)]
+<<<<<<< HEAD
     unusable = ('the name 3', ' '.join('abcdefghijk'), '?')
     bad = [{'question': 'q', 'answer': answer} for answer in unusable]
     others = ('Lomi', 'Yes', 'no.')
@@ -85,6 +86,17 @@ def test_answers_of_sets_are_a_sample_without_repeats_and_what_cannot_be_hidden(
     use = 'taken by recipe ssp with --config.inputs.answers='
     assert all(part in said for part in ('1 empty', '1 duplicate', '1 too_long', use))
     source = (tmp_path / 'one.jsonl').read_text().split('\n')
+=======
+    bad = [{'question': 'q', 'answer': answer} for answer in ('Yes', 'no.', 'the name 3', '?')]
+    path = write(tmp_path / 'one.jsonl', *one, '', *bad)
+    sets = f'{path},{write(tmp_path / "two.jsonl", {"answer": "Lomi"})}'
+    arguments = ('answers', '--sets', sets)
+    lines, said = built(capsys, tmp_path / 'a.jsonl', *arguments, '--count=31')
+    assert {line['answer'] for line in lines} == {f'Name {i}' for i in range(30)} | {'Lomi'}
+    use = 'taken by recipe ssp with --config.inputs.answers='
+    assert all(part in said for part in ('2 yes_no', '1 duplicate', use))
+    source = pathlib.Path(path).read_text().split('\n')
+>>>>>>> t1
     for line in lines:  # provenance leads back to the line that the answer is of
         if line['source'].endswith('one.jsonl'):
             record = json.loads(source[line['line'] - 1])
@@ -93,8 +105,11 @@ def test_answers_of_sets_are_a_sample_without_repeats_and_what_cannot_be_hidden(
     hidden = {task.payload.answer for task in tasks}
     assert len(hidden) == 20 and all(task.external for task in tasks)
     assert hidden < {line['answer'] for line in lines}
+<<<<<<< HEAD
     line = refused(capsys, tmp_path / 'b.jsonl', *arguments, '--count=34')
     assert '33 answers can be used' in line and 'lower --count or raise --most-words' in line
+=======
+>>>>>>> t1
     some = lambda *more: built(capsys, tmp_path / 'c.jsonl', *arguments, *more)[0]
     assert some('--count=9') == some('--count=9') != some('--count=9', '--seed=1')
 
@@ -116,9 +131,13 @@ def test_answers_of_a_corpus_are_titles_and_what_two_documents_mention(tmp_path,
     kinds = {line['answer']: line['kind'] for line in lines}
     assert kinds == {'Lomi': 'title', '1204': 'date', 'Ada Barra': 'entity'}
     assert {(line['document_id'], line['line']) for line in lines} == {('p0', 1)}
+<<<<<<< HEAD
     assert '1 list, 1 one_document' in said
     line = refused(capsys, tmp_path / 'b', *arguments, '--count=4')
     assert '3 answers can be used' in line
+=======
+    assert '1 list, 1 one_document, 1 yes_no' in said
+>>>>>>> t1
 
 
 def test_a_bounded_sample_is_the_lowest_of_all_and_has_seen_everything_of_them():
@@ -131,21 +150,14 @@ def test_a_bounded_sample_is_the_lowest_of_all_and_has_seen_everything_of_them()
     assert sorted(sample._items)[:40] == sorted(set(keys))[:40] and len(sample._items) < 80
 
 
-def test_questions_and_answers_of_sets_keep_their_white_space(tmp_path, capsys):
-    record = {'question': ' Who said:\n"Go"? ', 'answers': ['a\tb', 'c\nd']}
-    path = write(tmp_path / 'set.jsonl', record, {**record, 'question': 'who said: "go"'})
-    (line,), said = built(capsys, tmp_path / 'q.jsonl', 'questions', '--sets', path)
-    assert {name: line[name] for name in record} == record and '1 duplicate (' in said
-
-
 def test_questions_of_sets_come_in_one_form_without_those_held_out(tmp_path, capsys):
     nq = [{'question': f'nq {i}', 'golden_answers': [f'a{i}', f'a{i}', 'b']} for i in range(12)]
-    target = {'ground_truth': {'target': 'x'}}
-    verl = [
+    target = {'ground_truth': {'target': 'x\ty'}}
+    hp = [
         {'extra_info': {'question': f'hp {i}'}, 'reward_model': target, 'hops': 2}
         for i in range(12)
     ]
-    sets = f'{write(tmp_path / "nq.jsonl", *nq, nq[0])},{write(tmp_path / "hp.jsonl", *verl)}'
+    sets = f'{write(tmp_path / "nq.jsonl", *nq, nq[0])},{write(tmp_path / "hp.jsonl", *hp)}'
     dev = write(tmp_path / 'dev.jsonl', {'question': 'NQ 3?'}, {'question': 'HP 0'})
     out, arguments = tmp_path / 'q.jsonl', ('questions', '--sets', sets)
     lines, said = built(capsys, out, *arguments, '--not-in', dev)
@@ -153,7 +165,7 @@ def test_questions_of_sets_come_in_one_form_without_those_held_out(tmp_path, cap
     assert '1 duplicate (' in said and '2 held_out (' in said and use in said
     answers = {line['question']: tuple(line['answers']) for line in lines}
     assert len(lines) == len(answers) == 22 and not {'nq 3', 'hp 0'} & answers.keys()
-    assert answers['nq 5'] == ('a5', 'b')
+    assert answers['nq 5'] == ('a5', 'b') and answers['hp 5'] == ('x\ty',)
     first = [line['question'][:2] for line in lines]
     assert first != sorted(first) and first != sorted(first, reverse=True)
     tasks = made('dspo', {'inputs': {'questions': str(out)}}, 'solver')
@@ -162,9 +174,9 @@ def test_questions_of_sets_come_in_one_form_without_those_held_out(tmp_path, cap
     assert all(task.external for task in tasks)
     # Questions of a file without hops have an unknown number of them.
     assert all(q.hops == (2 if q.text.startswith('hp') else 0) for q in questions)
-    assert all(q.origin['source'].endswith('.jsonl') for q in questions)
     few, _ = built(capsys, out, *arguments, '--count=5')
     assert collections.Counter(line['question'][:2] for line in few) == {'nq': 5, 'hp': 5}
+<<<<<<< HEAD
     refused(capsys, tmp_path / 'x.jsonl', *arguments, '--count=13')
 
 
@@ -176,6 +188,8 @@ def test_a_corpus_without_a_usable_passage_is_said_to_have_none(tmp_path, capsys
     path = write(tmp_path / 'q.jsonl', {'question': 'Is it?', 'answer': '?'})
     line = refused(capsys, tmp_path / 'x.jsonl', 'answers', '--sets', path)
     assert '(left out: 1 empty), not 50000; give other files' in line
+=======
+>>>>>>> t1
 
 
 def test_documents_are_dealt_with_the_hops_that_they_were_given(tmp_path, capsys):
@@ -198,17 +212,19 @@ def test_documents_are_dealt_with_the_hops_that_they_were_given(tmp_path, capsys
         assert all(hops[document.title] == document.hops for document in documents)
         seen |= {document.origin['document_id'] for document in documents}
     assert len(seen) == 60  # no document twice before all were there, from phase to phase
+    change['schedule'] = {'hop_ratio': (1, 1, 1, 1, 1)}
+    with pytest.raises(UserError, match='no document has 5 hops, as .* requires'):
+        made('drzero', change)
 
 
 def test_scope_gets_kinds_of_tasks_in_equal_parts(tmp_path, capsys):
     source, out = corpus_file(tmp_path / 'c.jsonl', *many(200)), tmp_path / 'd.jsonl'
     kinds = ['long_form_qa', 'summarisation', 'planning', 'writing']
     asked = ('--count=180', '--hops=4:3:2', f'--types={",".join(kinds)}')
-    lines, said = built(capsys, out, 'documents', '--corpus', source, *asked)
+    lines, _ = built(capsys, out, 'documents', '--corpus', source, *asked)
     both = collections.Counter((line['hops'], line['type']) for line in lines)
     assert len(lines) == 180
     assert all(both[h, kind] == n // 4 for h, n in ((1, 80), (2, 60), (3, 40)) for kind in kinds)
-    assert 'taken by recipe scope with --config.inputs.documents=' in said
 
     def dealt(types=()):
         inputs = {'documents': str(out), 'types': types}
@@ -223,43 +239,11 @@ def test_scope_gets_kinds_of_tasks_in_equal_parts(tmp_path, capsys):
         dealt(('poem',))
 
 
-def test_a_file_of_documents_without_a_hop_count_is_named(tmp_path):
-    path = write(tmp_path / 'd.jsonl', {'title': 'Lomi', 'text': 'A city.', 'hops': 1})
-    change = {'inputs': {'documents': path}, 'schedule': {'hop_ratio': (1, 1)}}
-    with pytest.raises(UserError, match=r'no document has 2 hops, as \(1, 1\) requires'):
-        made('drzero', change)
-
-
-@pytest.mark.fault('kin-files', 'a folder with a text in Latin-1')
-def test_a_text_that_cannot_be_read_is_a_file_and_no_line(tmp_path, capsys):
-    texts = tmp_path / 'texts'
-    texts.mkdir()
-    (texts / 'a.txt').write_text(f'A\n{FILLER}')
-    (texts / 'b.txt').write_bytes(b'B\ncaf\xe9')
-    (texts / 'c.pdf').write_bytes(b'%PDF')
-    arguments = ['documents', f'--corpus={texts}', '--count=1']
-    error = refused(capsys, tmp_path / 'out.jsonl', *arguments)
-    assert f'inputs: {texts}/b.txt: cannot be read as a text' in error
-    assert error.endswith('save it as UTF-8); correct the file\n')
-    assert f'{texts}: 1 of 3 files are left out: 1 .pdf' in error
-
-
-@pytest.mark.parametrize('name', ['o.jsonl.gz', 'o.tsv', 'o.Parquet', 'o.csv.zst'])
 @pytest.mark.fault('user-x3', 'results named as another kind of file')
-def test_lines_are_not_written_under_the_name_of_another_kind_of_file(tmp_path, name, capsys):
+def test_lines_are_not_written_under_the_name_of_another_kind_of_file(tmp_path, capsys):
     path = write(tmp_path / 'q.jsonl', {'question': 'Which town?', 'answer': 'Lomi'})
-    error = refused(capsys, tmp_path / name, 'questions', f'--sets={path}')
-    assert f'{name}: plain JSON lines are written; name the file .jsonl' in error
-    cloze = ('cloze', f'--corpus={path}', f'--documents={tmp_path / name}')
-    assert 'plain JSON lines' in refused(capsys, tmp_path / 'out.jsonl', *cloze)
-
-
-@pytest.mark.fault('kin-files', 'questions in CSV')
-def test_questions_in_csv_are_refused(tmp_path, capsys):
-    path = tmp_path / 'set.csv'
-    path.write_text('question,answer\nWhich town?,Lomi\n')
-    error = refused(capsys, tmp_path / 'out.jsonl', 'questions', f'--sets={path}')
-    assert 'set.csv: CSV is not read; save it as .tsv, with tabs between the columns' in error
+    error = refused(capsys, tmp_path / 'o.csv.zst', 'questions', f'--sets={path}')
+    assert 'o.csv.zst: plain JSON lines are written; name the file .jsonl' in error
 
 
 def test_a_file_is_there_whole_or_as_it_was(tmp_path, capsys):
@@ -279,20 +263,13 @@ def test_a_file_is_there_whole_or_as_it_was(tmp_path, capsys):
         write_text(old, lines())
     assert old.read_text() == 'before'
     assert {path.name for path in tmp_path.iterdir()} == {'c.jsonl', 'new', 'old.jsonl'}
-    (tmp_path / 'folder').mkdir()
-    assert 'choose another file' in refused(capsys, tmp_path / 'folder', *asked)
 
 
 @pytest.mark.parametrize('kind', [(), ('answers',), ('questions',), ('documents',)])
 def test_help_shows_examples_that_the_command_understands(kind, capsys):
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit):
         command.main([*kind, '--help'])
-    assert ended.value.code == 0
     _, _, examples = capsys.readouterr().out.partition('examples:\n')
-    calls = re.findall(
-        r'^  zeroplay inputs (.*)',
-        examples.replace('\\\n', ''),
-        re.MULTILINE,
-    )
+    calls = re.findall('(?m)^  zeroplay inputs (.*)', examples.replace('\\\n', ''))
     parsed = [command._parser().parse_args(call.split()) for call in calls]
     assert len(parsed) >= 2 and all(args.kind == kind[0] for args in parsed if kind)

@@ -14,26 +14,19 @@ from zeroplay_jax.retrieval.corpus import document_page
 
 WORDS = ('# Lomi was born in 1903. Dr. "Why?" 漢字。 - U.S. A. \x00 ' + 'ß' * 90).split()
 SPACES = (' ', ' ', ' ', '\n', '\n\n', '\t', '\u2028', '\x0b', '\r\n')
-
-
-SENTENCE = 'The founder of Lomi was born in Gumu in the year 1903.'
-
-
-def hostile_text(seed):
-    """Any words with any white space between them."""
-    rng = random.Random(seed)
-    count = rng.choice([0, 1, 7, 300])
-    return ''.join(rng.choice(WORDS) + rng.choice(SPACES) for _ in range(count))
+LONG = ' '.join(f'Sentence number {number} is about the river of Lomi.' for number in range(60))
 
 
 @pytest.mark.parametrize('max_words', [20, 80])
-@pytest.mark.parametrize('seed', range(30))
-def test_passages_have_all_words_in_order_and_none_is_too_long(seed, max_words):
-    text = hostile_text(seed)
-    passages = sentences.split_text(text, max_words)
-    assert ' '.join(passages).split() == text.split()
-    assert all(0 < len(passage.split()) <= max_words for passage in passages)
-    assert sentences.split_text(text, max_words) == passages
+@pytest.mark.parametrize('count', [0, 1, 7, 300])
+def test_passages_have_all_words_in_order_and_none_is_too_long(count, max_words):
+    rng = random.Random(0)
+    for _ in range(8):
+        text = ''.join(rng.choice(WORDS) + rng.choice(SPACES) for _ in range(count))
+        passages = sentences.split_text(text, max_words)
+        assert ' '.join(passages).split() == text.split()
+        assert all(0 < len(passage.split()) <= max_words for passage in passages)
+        assert sentences.split_text(text, max_words) == passages
 
 
 def test_a_long_text_of_initials_or_without_blanks_takes_little_time():
@@ -46,13 +39,10 @@ def test_a_long_text_of_initials_or_without_blanks_takes_little_time():
 def test_texts_are_cut_as_the_table_says(tmp_path):
     """What is a text, sentences, paragraphs, passages, and words that a line divides."""
     names = vars(sentences) | {
-        'sentence': SENTENCE,
+        'sentence': 'The founder of Lomi was born in Gumu in the year 1903.',
         'words': [f'w{number}' for number in range(205)],
     }
     check_table(pathlib.Path(__file__).parent / 'texts.txt', names, tmp_path)
-
-
-LONG = ' '.join(f'Sentence number {number} is about the river of Lomi.' for number in range(60))
 
 
 def lines_file(path, *records):
@@ -74,47 +64,28 @@ def test_only_long_passages_of_a_file_are_cut(tmp_path):
 
 
 def test_cut_passages_are_one_document_with_and_without_a_title(tmp_path):
-    source = lines_file(
-        tmp_path / 'c.jsonl', ('a', LONG), ('b', f'"Lomi"\n{LONG}'), ('c', 'untitled')
-    )
-    out = tmp_path / 'out'
-    out.mkdir()
-    corpus.write(source, out, passage_words=80)
-    stored = corpus.Corpus(out)
+    passages = ('a', LONG), ('b', f'"Lomi"\n{LONG}'), ('c', 'untitled')
+    source = lines_file(tmp_path / 'c.jsonl', *passages)
+    corpus.write(source, tmp_path, passage_words=80)
+    stored = corpus.Corpus(tmp_path)
     for reference in ('a#0', 'a#3', 'b#2', 'Lomi'):
         page = document_page(stored, reference, words_per_page=10_000)
         assert page.text == LONG
     assert len(stored.find_document('c')) == 1
 
 
-def test_texts_get_the_title_of_their_first_line_or_of_their_file(tmp_path):
-    contents = {'a.md': f'# Lomi\n\n{LONG}', 'b.txt': LONG, 'c.txt': '', 'd.txt': 'Only one line.'}
-    for name, text in contents.items():
-        (tmp_path / name).write_text(text)
-    skipped = corpus.BadLines(tmp_path, strict=False)
-    records = [record for _, record in corpus.read(tmp_path, skipped, passage_words=80)]
-    texts = {}
-    for record in records:
-        title, text = corpus.split(record.contents)
-        texts[title] = f'{texts.get(title, "")} {text}'.strip()
-    assert texts == {'Lomi': LONG, 'b': LONG, 'd': 'Only one line.'}
-    assert skipped.count == 1 and records[0].id == 'a.md#0'
+def test_the_build_command_cuts_passages(tmp_path):
+    source = lines_file(tmp_path / 'c.jsonl', ('a', LONG))
+    build.main(f'--corpus={source} --kind=bm25 --out={tmp_path}/index --passage-words=80'.split())
+    assert folder.read_manifest(tmp_path / 'index')['corpus']['passages'] > 6
 
 
 @pytest.mark.parametrize('passage_words', [0, 80])
-@pytest.mark.parametrize('end', ['', 'a last line'])
+# Chinese has no blanks between words, so that the line counts as one word.
+@pytest.mark.parametrize('line', [LONG, '山' * 201])
 @pytest.mark.fault('kin-files', 'a text with a long first line')
-def test_a_long_first_line_is_no_title(passage_words, end, tmp_path):
-    # Chinese has no blanks between words, so that the line counts as one word.
-    for line in (LONG.replace('\n', ' '), '山' * 201):
-        (tmp_path / 'a.txt').write_text(f'{line}\n{end}')
-        (_, record), *_ = corpus.read(tmp_path, passage_words=passage_words)
-        title, text = corpus.split(record.contents)
-        assert title == 'a' and line.startswith(text.split()[0])
-
-
-def test_the_build_command_cuts_passages(tmp_path):
-    source = lines_file(tmp_path / 'c.jsonl', ('a', f'"Lomi"\n{LONG}'), ('b', '"Gumu"\nA town.'))
-    words = f'--corpus {source} --kind bm25 --out {tmp_path}/index --passage-words 80'
-    build.main(words.split())
-    assert folder.read_manifest(tmp_path / 'index')['corpus']['passages'] > 6
+def test_a_long_first_line_is_no_title(passage_words, line, tmp_path):
+    (tmp_path / 'a.txt').write_text(f'{line}\na last line')
+    (_, record), *_ = corpus.read(tmp_path, passage_words=passage_words)
+    title, text = corpus.split(record.contents)
+    assert title == 'a' and line.startswith(text.split()[0])

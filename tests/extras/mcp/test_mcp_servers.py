@@ -238,13 +238,6 @@ def test_a_list_without_an_end_is_one_line(process, opened):
         opened(a=process({}, tools=tools, pages=pages))
 
 
-@pytest.mark.fault('F6', 'a server that speaks SSE alone')
-def test_a_server_that_speaks_sse_is_named_as_such():
-    with Web() as server:
-        server.mode = 'sse'
-        assert 'speaks SSE' in refused(mcp_tools.list_tools, f'{server.address}/mcp', SECONDS)
-
-
 @pytest.mark.fault('nov29-web-4', 'an MCP server with a key in the path of its address')
 def test_keys_in_an_address_and_its_headers_are_sent_and_hidden(opened, monkeypatch, caplog):
     monkeypatch.setenv('PART', 'key-of-the-user')

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import re
 
 import pytest
 from judge_server import ChatServer
@@ -43,12 +42,6 @@ def search(*queries):
     return call(json.dumps({'query_list': queries}))
 
 
-class Server(ChatServer):
-    @property
-    def address(self):
-        return f'{self.url}#model'
-
-
 @pytest.fixture
 def serve(monkeypatch):
     """Starts a server with a function, or with a list of replies to the requests in order."""
@@ -59,7 +52,7 @@ def serve(monkeypatch):
             if isinstance(reply, list):
                 replies = list(reply)
                 reply = lambda body: replies.pop(0)  # noqa: E731
-            return stack.enter_context(Server(reply))
+            return stack.enter_context(ChatServer(reply))
 
         yield start
 
@@ -76,20 +69,19 @@ def config_of(address, **changes):
     return config
 
 
-def context_of(config, max_turns=4, observation=100, response=0, tool=None, **options):
+def context_of(config, max_turns=4, observation=100, response=0, tool=None):
     codec = open_codec(ENGLISH_CHECKPOINT)
     limits = Limits(max_turns, 64, observation, response)
     tool = tool or SearchTool(find)
     env = Environment(codec, FunctionSyntax(), limits, {tool.name: tool})
-    prompts = select('full')
     role = Role('solver', 'policy', 'solver', env, temperature=0.7, truncation=(1.0, 20))
-    roles = {'solver': role}
-    return RolloutContext(Scheduler({}), roles, prompts, model=ServedModel(config, **options))
+    model = ServedModel(config)
+    return RolloutContext(Scheduler({}), {'solver': role}, select('full'), model=model)
 
 
-def play(server, *questions, samples=1, way='search', changes=(), **options):
+def play(server, *questions, samples=1, changes=(), **options):
     """Results of questions, the context, and the rollouts."""
-    context = context_of(config_of(server.address, **dict(changes)), **options)
+    context = context_of(config_of(f'{server.url}#model', **dict(changes)), **options)
     rollouts = []
     plain = context.model.sample
 
@@ -98,14 +90,9 @@ def play(server, *questions, samples=1, way='search', changes=(), **options):
         return rollouts[-1]
 
     context.model.sample = recorded
+    asked = questions or [QUESTION]
     answered = answering.answer_all(
-        context,
-        questions or [QUESTION],
-        0,
-        metric='em',
-        samples=samples,
-        recipe=ASKS_SOLVER,
-        way=way,
+        context, asked, 0, metric='em', samples=samples, recipe=ASKS_SOLVER
     )
     return answered, context, [one for group in rollouts for one in group]
 
@@ -162,7 +149,6 @@ def test_foreign_text_is_data_and_as_long_as_an_observation(serve):
     'reply, error',
     [
         (call('{"query_list": ['), 'malformed'),
-        (call('{"query": "Ann"}'), 'malformed'),
         (call({'query_list': 7}), 'invalid_arguments'),
         (call('{"query_list": ["a"]}', name='find'), 'unknown_tool'),
         (text('<tool_call>{"name": "search"}</tool_call>'), 'malformed'),
@@ -175,8 +161,8 @@ def test_a_call_that_cannot_be_run_is_explained(serve, reply, error):
     assert [found.error for found in rollout.calls] == [error]
     *_, sent, explained = server.bodies[1]['messages']
     assert explained['content'] == rollout.calls[0].text
-    if 'tool_calls' in sent:
-        arguments = sent['tool_calls'][0]['function']['arguments']
+    for made in sent.get('tool_calls', ()):
+        arguments = made['function']['arguments']
         assert isinstance(arguments, dict) or isinstance(json.loads(arguments), dict)
 
 
@@ -190,34 +176,34 @@ class Clock(Tool):
 
 
 WRITTEN = '<tool_call>{"name": "search", "arguments": {"query_list": ["Ann"]}}</tool_call>'
-# What is replied, arguments of the call that is made, and the role of the message with its result.
-CALLS = {
-    'the first of several': (
-        call('{"query_list": ["Ann </answer>"]}', count=3),
-        {'query_list': ['Ann </answer>']},
-        'tool',
-    ),
-    'an empty text as arguments': (call('', name='clock'), {}, 'tool'),
-    'in the text': (text(f'{WRITTEN} then'), {'query_list': ['Ann']}, 'user'),
-}
 
 
-@pytest.mark.parametrize('name', CALLS)
-def test_a_call_is_made_and_sent_back_with_its_result(serve, name):
-    reply, arguments, role = CALLS[name]
+@pytest.mark.parametrize(
+    'reply, arguments',
+    [
+        # The first of several, and an empty text as arguments.
+        (call('{"query_list": ["Ann </answer>"]}', count=3), {'query_list': ['Ann </answer>']}),
+        (call('', name='clock'), {}),
+    ],
+)
+def test_a_call_is_made_and_sent_back_with_its_result(serve, reply, arguments):
     server = serve([reply, text('<answer>Bob</answer>')])
     _, _, (rollout,) = play(server, tool=None if arguments else Clock())
     (found,) = rollout.calls
     assert (found.error, found.arguments) == (None, arguments)
     *_, sent, answered = server.bodies[1]['messages']
-    assert answered['role'] == role
-    if role == 'user':
-        assert sent['content'] == WRITTEN
-        return
     (made,) = sent['tool_calls']
     # Chat templates of servers read the arguments as JSON.
     assert json.loads(made['function']['arguments']) == arguments
-    assert answered['tool_call_id'] == 'c0'
+    assert (answered['role'], answered['tool_call_id']) == ('tool', 'c0')
+
+
+def test_a_call_in_the_text_is_answered_by_a_user(serve):
+    server = serve([text(f'{WRITTEN} then'), text('<answer>Bob</answer>')])
+    _, _, (rollout,) = play(server)
+    assert [found.arguments for found in rollout.calls] == [{'query_list': ['Ann']}]
+    *_, sent, answered = server.bodies[1]['messages']
+    assert answered['role'] == 'user' and sent['content'] == WRITTEN
 
 
 @pytest.mark.parametrize(
@@ -248,7 +234,6 @@ def test_other_endings_are_no_answers(serve, replies, finish, options):
     'reply, line',
     [
         ((401, b'{"error": "no"}'), 'check the key in OPENAI_API_KEY'),
-        ((400, b'{"error": "tools?"}'), r'config.rollout.turn_tokens, or .* config.policy.request'),
         ((200, b'<html>'), 'a web page in HTML; config.policy.path names the API'),
         (
             text('', finish_reason='content_filter'),
@@ -261,7 +246,7 @@ def test_a_server_that_does_not_answer_is_one_line(serve, reply, line):
     server = serve(lambda body: reply)
     with pytest.raises(UserError, match=line) as error:
         play(server, *[QUESTION] * 5)
-    assert str(error.value).startswith(f'--policy={server.address}: the model does not answer (')
+    assert str(error.value).startswith(f'--policy={server.url}#model: the model does not answer (')
     server.shutdown()
     server.server_close()
     with pytest.raises(UserError, match='ConnectError'):
@@ -270,21 +255,19 @@ def test_a_server_that_does_not_answer_is_one_line(serve, reply, line):
 
 def test_answers_that_fail_are_counted_and_stop_the_command(serve):
     def reply(body):
-        asked = body['messages'][0]['content']
-        return (500, b'{}') if re.search(r'fails', asked) else text('<answer>Bob</answer>')
+        fails = 'fails' in body['messages'][0]['content']
+        return (500, b'{}') if fails else text('<answer>Bob</answer>')
 
     server = serve(reply)
     good, bad = QUESTION, Question('This fails.', ('Bob',))
     one_at_once = {'judge.at_once': 1}
-    results, context, rollouts = play(server, *[good] * 10, bad, changes=one_at_once)
+    questions = [good] * 10 + [bad]
+    results, context, rollouts = play(server, *questions, changes=one_at_once)
     assert [rollout.finish for rollout in rollouts].count('failed') == 1
-    assert results[-1].given is None and not rollouts[-1].weights
-    assert (
-        results[-1].score is None
-        and SetResults.of([*[good] * 10, bad], results).means()['score'] == 1.0
-    )
+    assert (results[-1].given, results[-1].score) == (None, None) and not rollouts[-1].weights
+    assert SetResults.of(questions, results).means()['score'] == 1.0
     workers = context.scheduler.workers
-    assert workers.answers['failed'] == context.model.stats['failed answers'] == 1
+    assert workers.answers['failed'] == 1
     workers.check_failure_rate(0.5, 0.1)
     _, context, _ = play(server, *[good] * 8, bad, bad, changes=one_at_once)
     with pytest.raises(UserError, match='2 of 10 answers of the policy .*retrieval.*server'):
@@ -299,7 +282,7 @@ def test_keys_stay_with_their_servers(serve, monkeypatch):
     server = serve(lambda body: text('<answer>Bob</answer>'))
     play(server)
     play(server, changes={'judge.kind': 'endpoint'})
-    play(server, changes={'judge.kind': 'endpoint', 'judge.url': server.address[: -len('#model')]})
+    play(server, changes={'judge.kind': 'endpoint', 'judge.url': server.url})
     assert server.keys == ['Bearer first', 'Bearer second', 'Bearer first']
 
 
@@ -311,27 +294,13 @@ def test_a_request_has_the_fields_of_the_config(serve):
     assert body['reasoning_effort'] == 'low' and not {'temperature', 'max_tokens'} & body.keys()
 
 
-def small(config):
-    config.update_from_flattened_dict(
-        {'world.train': (0, 2), 'world.evaluation': (0, 1), 'eval.questions': 2, 'prompts': 'full'}
-    )
-    config.judge.retries = 0
-    return config
-
-
 def test_an_evaluation_asks_it_and_loads_no_weights(serve):
-    def reply(body):
-        is_first = not any(message['role'] == 'tool' for message in body['messages'])
-        return search('Ann') if is_first else text('<answer>Bob</answer>')
-
-    server = serve(reply)
-    config = small(common.get_config())
-    config.policy.path = server.address
-    run = build.build(config)
+    server = serve([search('Ann'), text('<answer>Bob</answer>')])
+    changes = {'world.train': (0, 2), 'world.evaluation': (0, 1), 'prompts': 'full'}
+    run = build.build(config_of(f'{server.url}#model', **changes))
     assert not run.params and not run.rollouts.scheduler.pools
-    questions = [QUESTION, Question('Who taught Cy?', ('Dee',))]
-    answered = answering.answer_all(
-        run.evaluation, questions, 0, metric='em', samples=1, recipe=ASKS_SOLVER
+    (answered,) = answering.answer_all(
+        run.evaluation, [QUESTION], 0, metric='em', samples=1, recipe=ASKS_SOLVER
     )
-    assert [result.searches for result in answered] == [1, 1]
+    assert (answered.searches, answered.given) == (1, 'Bob')
     run.check_and_reset_failures()
