@@ -72,7 +72,6 @@ def hops_of(tasks):
 
 def test_answers_of_sets_are_a_sample_without_repeats_and_what_cannot_be_hidden(tmp_path, capsys):
     one = [{'question': f'q{i}', 'golden_answers': [f' Name  {i} ', 'other']} for i in range(30)]
-<<<<<<< HEAD
     unusable = ('the name 3', ' '.join('abcdefghijk'), '?')
     bad = [{'question': 'q', 'answer': answer} for answer in unusable]
     others = ('Lomi', 'Yes', 'no.')
@@ -86,17 +85,6 @@ def test_answers_of_sets_are_a_sample_without_repeats_and_what_cannot_be_hidden(
     use = 'taken by recipe ssp with --config.inputs.answers='
     assert all(part in said for part in ('1 empty', '1 duplicate', '1 too_long', use))
     source = (tmp_path / 'one.jsonl').read_text().split('\n')
-=======
-    bad = [{'question': 'q', 'answer': answer} for answer in ('Yes', 'no.', 'the name 3', '?')]
-    path = write(tmp_path / 'one.jsonl', *one, '', *bad)
-    sets = f'{path},{write(tmp_path / "two.jsonl", {"answer": "Lomi"})}'
-    arguments = ('answers', '--sets', sets)
-    lines, said = built(capsys, tmp_path / 'a.jsonl', *arguments, '--count=31')
-    assert {line['answer'] for line in lines} == {f'Name {i}' for i in range(30)} | {'Lomi'}
-    use = 'taken by recipe ssp with --config.inputs.answers='
-    assert all(part in said for part in ('2 yes_no', '1 duplicate', use))
-    source = pathlib.Path(path).read_text().split('\n')
->>>>>>> t1
     for line in lines:  # provenance leads back to the line that the answer is of
         if line['source'].endswith('one.jsonl'):
             record = json.loads(source[line['line'] - 1])
@@ -105,11 +93,8 @@ def test_answers_of_sets_are_a_sample_without_repeats_and_what_cannot_be_hidden(
     hidden = {task.payload.answer for task in tasks}
     assert len(hidden) == 20 and all(task.external for task in tasks)
     assert hidden < {line['answer'] for line in lines}
-<<<<<<< HEAD
     line = refused(capsys, tmp_path / 'b.jsonl', *arguments, '--count=34')
     assert '33 answers can be used' in line and 'lower --count or raise --most-words' in line
-=======
->>>>>>> t1
     some = lambda *more: built(capsys, tmp_path / 'c.jsonl', *arguments, *more)[0]
     assert some('--count=9') == some('--count=9') != some('--count=9', '--seed=1')
 
@@ -131,13 +116,9 @@ def test_answers_of_a_corpus_are_titles_and_what_two_documents_mention(tmp_path,
     kinds = {line['answer']: line['kind'] for line in lines}
     assert kinds == {'Lomi': 'title', '1204': 'date', 'Ada Barra': 'entity'}
     assert {(line['document_id'], line['line']) for line in lines} == {('p0', 1)}
-<<<<<<< HEAD
     assert '1 list, 1 one_document' in said
     line = refused(capsys, tmp_path / 'b', *arguments, '--count=4')
     assert '3 answers can be used' in line
-=======
-    assert '1 list, 1 one_document, 1 yes_no' in said
->>>>>>> t1
 
 
 def test_a_bounded_sample_is_the_lowest_of_all_and_has_seen_everything_of_them():
@@ -176,20 +157,6 @@ def test_questions_of_sets_come_in_one_form_without_those_held_out(tmp_path, cap
     assert all(q.hops == (2 if q.text.startswith('hp') else 0) for q in questions)
     few, _ = built(capsys, out, *arguments, '--count=5')
     assert collections.Counter(line['question'][:2] for line in few) == {'nq': 5, 'hp': 5}
-<<<<<<< HEAD
-    refused(capsys, tmp_path / 'x.jsonl', *arguments, '--count=13')
-
-
-def test_a_corpus_without_a_usable_passage_is_said_to_have_none(tmp_path, capsys):
-    source = corpus_file(tmp_path / 'c.jsonl', ('', FILLER), ('', FILLER))
-    for kind in ('answers', 'documents'):
-        line = refused(capsys, tmp_path / 'x.jsonl', kind, '--corpus', source, '--count=9')
-        assert ' 0 ' in line and '2 no_title' in line and 'give passages with titles' in line
-    path = write(tmp_path / 'q.jsonl', {'question': 'Is it?', 'answer': '?'})
-    line = refused(capsys, tmp_path / 'x.jsonl', 'answers', '--sets', path)
-    assert '(left out: 1 empty), not 50000; give other files' in line
-=======
->>>>>>> t1
 
 
 def test_documents_are_dealt_with_the_hops_that_they_were_given(tmp_path, capsys):
