@@ -47,6 +47,7 @@ def test_log_probs_entropies_and_gradient_are_those_in_float64(policy):
     params = policy[1] | {'head': policy[1]['embedding'].T}
     rows = [truncated(row, model.vocab_size) for row in make_rows(model)]
     (batch,) = pack(rows, micro_rows=9, tokens=25, mode='token')
+    kept = batch.for_devices().kept
     config = config_of(loss='reinforce', temperature=TEMPERATURE, entropy_coef=0.1)
     value, stats, gradients = gradient((model, params), config, [batch])
     states = transformer.hidden(model, params, batch.tokens, batch.positions, batch.segment)
@@ -55,7 +56,7 @@ def test_log_probs_entropies_and_gradient_are_those_in_float64(policy):
         np.asarray(states, np.float64)[b, at - 1],
         np.asarray(params['head'], np.float64),
         batch.tokens[b, at],
-        [ids[ids >= 0] for ids in batch.kept[b, at]],
+        [ids[ids >= 0] for ids in kept[b, at]],
         batch.advantage[b, at],
         batch.weight[b, at],
         0.1,
@@ -64,7 +65,7 @@ def test_log_probs_entropies_and_gradient_are_those_in_float64(policy):
     np.testing.assert_allclose(stats['entropy'][0], entropies.sum(), rtol=1e-5)
     assert np.abs(gradients['head'] - by_head).max() <= 1e-5 * np.abs(by_head).max()
     # Of ids that no token could be, nothing is learnt.
-    never = np.setdiff1d(np.arange(model.vocab_size), batch.kept)
+    never = np.setdiff1d(np.arange(model.vocab_size), kept)
     assert not gradients['head'][:, never].any()
 
 
@@ -124,7 +125,7 @@ def test_student_and_teacher_are_compared_within_the_ids(policy):
             )
             logits = transformer.logits(model, weights, states[b, at - 1])
             logps.append(np.asarray(logits, np.float64) / TEMPERATURE)
-        for student, of_teacher, ids in zip(*logps, batch.kept[b, at]):
+        for student, of_teacher, ids in zip(*logps, batch.for_devices().kept[b, at]):
             p, q = (z[ids[ids >= 0]] for z in (student, of_teacher))
             p, q = (z - np.log(np.exp(z).sum()) for z in (p, q))
             divergences.append(np.sum(np.exp(p) * (p - q)))
