@@ -2,11 +2,13 @@
 
 import csv
 import dataclasses
+import json
 
 import numpy as np
 import pytest
 from python_process import ROOT
 
+from benchmarks import gpu_run
 from benchmarks import rollout as bench
 from benchmarks.command import RESULTS
 from benchmarks.game import __main__ as game
@@ -26,6 +28,35 @@ def test_the_benchmark_of_speed_measures_rollouts_and_updates():
     figures = engine.measure()
     assert set(figures) == {'generated_tokens_per_second', 'update_tokens_per_second'}
     assert all(value > 0 for value in figures.values())
+
+
+GPU_RUN = """
+    --machine=cpu:1 --config=configs/drzero.py:mini --config.eval.questions=1 --config.sampler.slots=8
+    --config.world.train=(0,4) --config.world.evaluation=(0,2) --config.schedule.hop_ratio=(1,)
+    --config.micro.rows=2 --config.stop_after_empty_steps=0 --config.proposer.steps=2 --config.proposer.batch=4
+    --config.solver.steps=1 --config.solver.batch=4 --config.pool.batch=4
+"""
+
+
+@pytest.mark.long
+def test_the_runs_for_a_gpu_show_on_a_cpu_that_a_seed_repeats_them(tmp_path, capsys):
+    gpu_run.main([f'--out={tmp_path / "runs"}', *GPU_RUN.split()])
+    columns, *rows, figures = capsys.readouterr().out.splitlines()
+    cells = [dict(zip(columns.split('\t'), row.split('\t'), strict=True)) for row in rows]
+    for run in ('plain', 'repeatable', 'killed'):
+        steps = [row for row in cells if row['run'] == run]
+        phases = ['evaluation', 'proposer', 'proposer', 'generate', 'solver', 'evaluation']
+        assert [row['phase'] for row in steps] == phases
+        assert float(steps[2]['tokens/s']) > 0 < float(steps[2]['trained tokens/s'])
+    shown = json.loads(figures)
+    assert 2 <= shown.pop('killed after steps') < len(phases)
+    # 0.9 million weights, with moments and slots.
+    assert 0.01 < shown.pop('planned_gib') < 1
+    steps = len(phases)
+    equal = {'equal steps': steps, 'equal steps without the flag': steps, 'differences': []}
+    assert shown == equal
+    log = (tmp_path / 'runs' / 'killed.0.log').read_text()
+    assert 'resumes at step' in log
 
 
 def stored(name):

@@ -113,6 +113,9 @@ packed = [sharding.held_rows(batch, sharding.rows(mesh)) for batch in pack(rows,
 assert len(packed) == len(expected) > 1
 gathered = jax.jit(lambda x: x, out_shardings=sharding.replicated(mesh))
 for ours, theirs in zip(packed, expected):
+    np.testing.assert_array_equal(ours.rollout, theirs.rollout[part])
+    ours, theirs = ours.for_devices(2), theirs.for_devices(2)
+    assert (theirs.kept >= 0).any()
     jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, y[part]), ours, theirs)
     placed = sharding.put_rows(ours, sharding.rows(mesh))
     jax.tree.map(lambda x, y: np.testing.assert_array_equal(np.asarray(gathered(x)), y), placed, theirs)

@@ -212,7 +212,7 @@ def sample_rollouts(
       questions: asked with the solver's prompt of `policy.config.prompts`.
       samples: rollouts per question.
       tools: built-in names, 'package.module:attribute', or Tool objects.
-      temperature: 0 is greedy.
+      temperature: 0 is greedy. Tokens are drawn from all ids, whatever top_p and top_k of a role are.
       seed, step: with the index of the question and of the sample they determine all randomness, as the seed and the
         number of a step do in a run.
 

@@ -56,6 +56,7 @@ from zeroplay_jax.runtime import signals
 from zeroplay_jax.runtime.workdir import check_is_folder
 from zeroplay_jax.selfplay.recipe import answering_recipe, recipe_class
 from zeroplay_jax.settings.kinds import is_server
+from zeroplay_jax.settings.rollouts import ALL_IDS
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.types import Question, UserError
 
@@ -503,7 +504,7 @@ def _result_settings(config: Config, run: RunContext) -> Mapping[str, Any]:
         judge=judge,
         temperature=temperature,
     )
-    if temperature and role.truncation != (1.0, 0):
+    if temperature and role.truncation != ALL_IDS:
         settings['truncation'] = role.truncation
     return settings | {'answerer': _ANSWERER.value}
 

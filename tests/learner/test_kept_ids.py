@@ -1,8 +1,11 @@
-"""Losses of tokens that were drawn from a few ids, against float64."""
+"""Losses of tokens that were drawn from a few ids, against float64 and against the sum over all outcomes."""
 
 import dataclasses
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import tiny
 from updates import (
     DISTILS,
     config_of,
@@ -16,6 +19,7 @@ from updates import (
 
 from zeroplay_jax.learner.batch import pack
 from zeroplay_jax.policy import transformer
+from zeroplay_jax.types import POLICY, PROMPT, Row, Trajectory
 
 TEMPERATURE = 0.7
 
@@ -43,6 +47,7 @@ def test_log_probs_entropies_and_gradient_are_those_in_float64(policy):
     params = policy[1] | {'head': policy[1]['embedding'].T}
     rows = [truncated(row, model.vocab_size) for row in make_rows(model)]
     (batch,) = pack(rows, micro_rows=9, tokens=25, mode='token')
+    kept = batch.for_devices().kept
     config = config_of(loss='reinforce', temperature=TEMPERATURE, entropy_coef=0.1)
     value, stats, gradients = gradient((model, params), config, [batch])
     states = transformer.hidden(model, params, batch.tokens, batch.positions, batch.segment)
@@ -51,7 +56,7 @@ def test_log_probs_entropies_and_gradient_are_those_in_float64(policy):
         np.asarray(states, np.float64)[b, at - 1],
         np.asarray(params['head'], np.float64),
         batch.tokens[b, at],
-        [ids[ids >= 0] for ids in batch.kept[b, at]],
+        [ids[ids >= 0] for ids in kept[b, at]],
         batch.advantage[b, at],
         batch.weight[b, at],
         0.1,
@@ -59,6 +64,44 @@ def test_log_probs_entropies_and_gradient_are_those_in_float64(policy):
     np.testing.assert_allclose(value, expected, rtol=1e-5)
     np.testing.assert_allclose(stats['entropy'][0], entropies.sum(), rtol=1e-5)
     assert np.abs(gradients['head'] - by_head).max() <= 1e-5 * np.abs(by_head).max()
+    # Of ids that no token could be, nothing is learnt.
+    never = np.setdiff1d(np.arange(model.vocab_size), kept)
+    assert not gradients['head'][:, never].any()
+
+
+def test_the_gradient_is_that_of_the_mean_over_all_outcomes(policy):
+    """∇ Σ_a π(a) A(a) over the kept ids a equals Σ_a π(a) A(a) ∇ log π(a), which rollouts estimate."""
+    model, params = policy
+    prompt, ids = np.array([3, 1, 4], np.int32), np.array([2, 7, 11, 5])
+    advantages = np.random.default_rng(0).normal(size=len(ids))
+
+    def probs_of(params):
+        states = transformer.hidden(
+            model, params, prompt[None], np.arange(3)[None], np.ones((1, 3))
+        )
+        logits = transformer.logits(model, params, states[0, -1:])[0] / TEMPERATURE
+        return jax.nn.softmax(logits[ids])
+
+    probs = np.asarray(probs_of(params))
+    rows = []
+    for token, advantage in zip(ids, len(ids) * probs * advantages):
+        trajectory = Trajectory(
+            tokens=np.append(prompt, token).astype(np.int32),
+            source=np.array([PROMPT] * 3 + [POLICY], np.int8),
+            logp=np.zeros(4, np.float32),
+            turns=(),
+            finish='eos',
+            weights='r',
+            version=0,
+            identity=(int(token),),
+            kept=np.stack([np.full(len(ids), 3), ids], 1).astype(np.int32),
+        )
+        rows.append(Row('r', trajectory, 0.0, 0, advantage=float(advantage)))
+    batches = pack(rows, micro_rows=4, tokens=9, mode='token')
+    config = config_of(loss='reinforce', temperature=TEMPERATURE)
+    *_, gradients = gradient(policy, config, batches)
+    expected = jax.grad(lambda params: -jnp.sum(probs_of(params) * advantages))(params)
+    assert tiny.gap(gradients, expected) <= 1e-5
 
 
 def test_student_and_teacher_are_compared_within_the_ids(policy):
@@ -82,7 +125,7 @@ def test_student_and_teacher_are_compared_within_the_ids(policy):
             )
             logits = transformer.logits(model, weights, states[b, at - 1])
             logps.append(np.asarray(logits, np.float64) / TEMPERATURE)
-        for student, of_teacher, ids in zip(*logps, batch.kept[b, at]):
+        for student, of_teacher, ids in zip(*logps, batch.for_devices().kept[b, at]):
             p, q = (z[ids[ids >= 0]] for z in (student, of_teacher))
             p, q = (z - np.log(np.exp(z).sum()) for z in (p, q))
             divergences.append(np.sum(np.exp(p) * (p - q)))

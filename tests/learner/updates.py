@@ -151,7 +151,7 @@ def gradient(
     teacher = jax.device_get(teacher)
     parts = []
     for batch in batches:
-        batch = jax.device_put(batch, sharding.rows(place))
+        batch = jax.device_put(batch.for_devices(), sharding.rows(place))
         parts.append(_gradient(model, config, params, batch, teacher, alpha, base, scale))
     (value, stats), gradients = jax.tree.map(lambda *x: sum(x), *jax.device_get(parts))
     return value, stats, gradients

@@ -161,6 +161,19 @@ def test_of_a_model_with_images_the_decoder_is_read_and_written(family, tmp_path
     assert exported['architectures'] == [type(text).__name__]
     # Of a class without images some libraries refuse positions of images.
     assert ('mrope_section' in exported['rope_parameters']) == ('qwen35' in family)
+    # Version 4 of transformers refuses an empty one.
+    assert exported.get('rope_scaling') is None
+
+
+def test_a_decoder_read_as_another_class_has_no_default_base_of_frequencies(tmp_path):
+    _, whole = tiny.make_wrapped_model('qwen3')
+    whole.save_pretrained(str(tmp_path))
+    path = tmp_path / 'config.json'
+    values = json.loads(path.read_text())
+    values['text_config'].pop('rope_parameters')
+    path.write_text(json.dumps(values))
+    with pytest.raises(hf.CheckpointError, match='text_config has no rope_theta'):
+        hf.read_config(tmp_path)
 
 
 @pytest.mark.fault('kin-logits', 'folders as others write them')

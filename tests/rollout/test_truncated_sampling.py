@@ -89,7 +89,11 @@ def test_the_update_reads_the_ids_that_tokens_were_drawn_from(policy, config, to
             assert context.tokens[position] in ids
             assert len(ids) == top_k if top_p == 1 else 1 <= len(ids) <= (top_k or config.kept)
     batches = micro_batches(rows, role, (4, 192))
-    assert {batch.kept.shape[-1] for batch in batches} == {config.kept}
+    shapes = {batch.for_devices(config.kept).kept.shape for batch in batches}
+    assert shapes == {(4, 192, config.kept)}
+    # On hosts they are as many as were drawn from.
+    ids = sum(len(context.kept) for rollout in rollouts for context in rollout.contexts)
+    assert sum(len(record) for batch in batches for record in batch.kept) == ids
     learner = Learner(model, sharding.make_mesh(), {'r': role}, params, (4, 192))
     assert gap_of(learner, batches) <= TOLERANCE
     stats = learner.update('r', batches)

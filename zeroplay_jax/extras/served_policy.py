@@ -31,6 +31,7 @@ from zeroplay_jax.selfplay.judge_endpoint import (
     request_fields,
     without_control_tokens,
 )
+from zeroplay_jax.settings.rollouts import ALL_IDS
 from zeroplay_jax.tools.base import FailureLog
 from zeroplay_jax.types import Json, Trajectory, Turn, UserError
 
@@ -153,7 +154,7 @@ class ServedModel:
         """
         env = request.env
         body = request_fields(self._request, request.temperature, min(env.limits.turn_tokens, left))
-        for name, value, off in zip(('top_p', 'top_k'), request.truncation, (1, 0)):
+        for name, value, off in zip(('top_p', 'top_k'), request.truncation, ALL_IDS):
             # A greedy answer leaves nothing out.
             if request.temperature and value != off:
                 body.setdefault(name, value)

@@ -58,7 +58,8 @@ class Batch:
       means: name → float32, the mean over the batch of the optimiser step at every token, where the loss declares any.
       experts: [B, L, choices], experts that compute the token (`Trajectory.experts`); None: those that the routers
         choose, as for references, teachers and value networks.
-      kept: int32 [B, L, ids], sets that the tokens were drawn from, as of `head.within`; None: from all ids.
+      kept: sets that the tokens were drawn from: on hosts object [B], int32 [N, 2] of every row, (place, id); for
+        devices int32 [B, L, ids], as of `head.within`. None: from all ids.
     """
 
     tokens: np.ndarray
@@ -75,9 +76,20 @@ class Batch:
     experts: np.ndarray | None = None
     kept: np.ndarray | None = None
 
-    def for_devices(self) -> Batch:
-        """Returns the batch without `rollout`, which is not copied to devices."""
-        return dataclasses.replace(self, rollout=None)
+    def for_devices(self, most: int = 0) -> Batch:
+        """Returns the batch without `rollout`, which is not copied to devices, and with the sets of `kept` as an array.
+
+        Args:
+          most: ids of a set; more if a set has more.
+        """
+        records = [] if self.kept is None else self.kept
+        most = max([most, *(np.bincount(record[:, 0]).max(initial=0) for record in records)])
+        kept = np.full((*self.tokens.shape, most), -1, np.int32)
+        for row, record in enumerate(records):
+            place, ids = record.T
+            number = np.arange(len(ids)) - np.searchsorted(place, place)
+            kept[row, place, number] = ids
+        return dataclasses.replace(self, rollout=None, kept=kept if most else None)
 
     @classmethod
     def blank(
@@ -85,7 +97,6 @@ class Batch:
         shape: tuple[int, int],
         teacher_tokens: int = 0,
         choices: np.ndarray | None = None,
-        kept: int = 0,
     ) -> Batch:
         """Returns a batch of zeros, to be filled in place.
 
@@ -93,7 +104,6 @@ class Batch:
           shape: (B, L).
           teacher_tokens: M, tokens of a row of the teacher's batch; 0: without a teacher's batch.
           choices: record of an empty place; None: of a dense model.
-          kept: most ids that a token was drawn from; 0: from all.
         """
         rows, tokens = shape
 
@@ -124,7 +134,6 @@ class Batch:
             teacher=teacher,
             rollout=np.full(shape, -1, np.int32),
             experts=None if choices is None else np.tile(choices, (*shape, 1)),
-            kept=np.full((*shape, kept), -1, np.int32) if kept else None,
         )
 
 
@@ -178,7 +187,6 @@ def pack(
     teacher_tokens: int = 0,
     teacher_total: float | int | None = None,
     order: str = 'arrival',
-    kept: int = 0,
 ) -> list[Batch]:
     """Packs trajectories by first fit into rows, and rows into micro-batches.
 
@@ -196,7 +204,6 @@ def pack(
       teacher_total: number of distilled tokens of the whole optimiser step, the denominator of the divergence.
       order: 'arrival', or 'longest_first', which fills rows better (Johnson 1973, first-fit decreasing); trajectories
         of equal length stay in the order of `rows`.
-      kept: as of `Batch.blank`; more if a trajectory has more.
 
     Returns:
       Micro-batches of B rows each; the last is filled up with empty rows.
@@ -208,8 +215,7 @@ def pack(
     if order == 'longest_first':
         contexts.sort(key=lambda each: len(each.trajectory.tokens), reverse=True)
     places = _first_fit(contexts, tokens, teacher_tokens)
-    kept = max([kept, *map(_most_kept, contexts)])
-    whole, sequence = _written(contexts, places, micro_rows, tokens, teacher_tokens, kept)
+    whole, sequence = _written(contexts, places, micro_rows, tokens, teacher_tokens)
     # Weights are computed before the cut into micro-batches: their denominator is that of the whole optimiser step.
     whole.weight[:] = aggregation.token_weights(whole.mask, sequence, mode, total)
     if whole.teacher is not None:
@@ -254,7 +260,6 @@ def _written(
     micro_rows: int,
     tokens: int,
     teacher_tokens: int,
-    kept: int,
 ) -> tuple[Batch, np.ndarray]:
     """Writes contexts into their places.
 
@@ -269,7 +274,11 @@ def _written(
     records = [context.trajectory.experts for context in contexts]
     known = next((record for record in records if record is not None), None)
     choices = None if known is None else np.full_like(known[0], NOT_RECORDED)
-    whole = Batch.blank(shape, teacher_tokens, choices, kept)
+    whole = Batch.blank(shape, teacher_tokens, choices)
+    if any(context.trajectory.kept is not None for context in contexts):
+        kept = np.empty(len(whole.tokens), object)
+        kept[:] = [np.zeros((0, 2), np.int32)]
+        whole = dataclasses.replace(whole, kept=kept)
 
     # Segments are labelled per row; the weights need labels that are unique in the whole batch.
     sequence = np.full(shape, -1, np.int32)
@@ -292,18 +301,12 @@ def _written(
         if whole.experts is not None and trajectory.experts is not None:
             whole.experts[span] = trajectory.experts
         if whole.kept is not None and trajectory.kept is not None:
-            position, ids = trajectory.kept.T
-            number = np.arange(len(ids)) - np.searchsorted(position, position)
-            whole.kept[place.packed_row, place.start + position, number] = ids
+            record = trajectory.kept + np.array([place.start, 0], np.int32)
+            before = whole.kept[place.packed_row]
+            whole.kept[place.packed_row] = np.concatenate([before, record])
         if whole.teacher is not None and context.row.teacher_prompt is not None:
             _write_teacher_view(whole.teacher, context, context.row.teacher_prompt, place)
     return whole, sequence
-
-
-def _most_kept(context: _Context) -> int:
-    """Returns the most ids that a token of a context was drawn from; 0: from all."""
-    kept = context.trajectory.kept
-    return 0 if kept is None else int(np.bincount(kept[:, 0]).max(initial=0))
 
 
 def _first_fit(contexts: Sequence[_Context], tokens: int, teacher_tokens: int) -> list[_Place]:

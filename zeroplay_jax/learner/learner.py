@@ -28,7 +28,6 @@ from zeroplay_jax.objectives import distillation
 from zeroplay_jax.objectives.types import Stats
 from zeroplay_jax.policy import adapters, experts, sharding
 from zeroplay_jax.policy.transformer import ModelConfig, Params
-from zeroplay_jax.settings.rollouts import most_kept
 from zeroplay_jax.types import UserError
 
 
@@ -231,8 +230,7 @@ class Learner(Trained):
         if config.distills:
             teacher_tokens = self.teacher_tokens
         choices = experts.blank_choices(self.model.experts, self.model.layers)
-        kept = most_kept(config.top_p, config.top_k)
-        batch = Batch.blank(self.micro_shape, teacher_tokens, choices, kept)
+        batch = Batch.blank(self.micro_shape, teacher_tokens, choices).for_devices(config.kept)
         return with_blank_means(config.policy_loss, batch)
 
     @property
@@ -324,14 +322,18 @@ class Learner(Trained):
 
     def _scores(self, role: str, batches: Sequence[Batch]) -> list[np.ndarray]:
         """Returns this learner's log-probs of the tokens of the batches, float32 [B, L]."""
-        score = self._role_updates[role].score
+        role_update = self._role_updates[role]
         weights = self.update_weights()
         # All are dispatched before the first is read: a read waits for the device.
         scores = []
         for batch in batches:
-            rows = sharding.put_rows(batch.for_devices(), self._row_sharding)
-            scores.append(score(weights, rows, self._base_params))
+            rows = self._on_devices(role_update.config, batch)
+            scores.append(role_update.score(weights, rows, self._base_params))
         return sharding.local_rows(scores)
+
+    def _on_devices(self, config: LossConfig, batch: Batch) -> Batch:
+        """Returns a micro-batch of this process on the devices."""
+        return sharding.put_rows(batch.for_devices(config.kept), self._row_sharding)
 
     def update(self, role: str, batches: Sequence[Batch], distill_coef: float = 0.0) -> Stats:
         """Takes one optimiser step with the summed gradients of the micro-batches of one batch; replaces `state`.
@@ -352,38 +354,45 @@ class Learner(Trained):
         loss_config = role_update.config
         score_all = functools.partial(self._scores, role, batches)
         batches = with_rollout_means(loss_config.policy_loss, batches, score_all, loss_config.clips)
-        batches = [sharding.put_rows(batch.for_devices(), self._row_sharding) for batch in batches]
+        # One at a time: with the ids that tokens were drawn from they are large.
+        on_devices = functools.partial(self._on_devices, loss_config)
 
-        # Without a KL term the values are not used, and any array of the shape will do. With it, the reference is
-        # used first and released before parameters and gradients are on the devices: with `offload` they need not
-        # fit at the same time.
-        ref_logps = [batch.old_logp for batch in batches]
+        # The reference is used first and released before parameters and gradients are on the devices: with `offload`
+        # they need not fit at the same time.
+        ref_logps = []
         if loss_config.kl_coef:
             reference = {}
             if self.base is None:
                 reference = self._for_update(self._to_device(self.reference))
             score = role_update.score_reference
             # Its routers choose for themselves.
-            routed = [dataclasses.replace(batch, experts=None) for batch in batches]
-            ref_logps = [score(reference, batch, self._base_params) for batch in routed]
+            for batch in batches:
+                rows = on_devices(dataclasses.replace(batch, experts=None))
+                ref_logps.append(score(reference, rows, self._base_params))
             del reference
 
         gradients, device_stats = role_update.zero_gradients()
         weights = self.update_weights()
-        batches = with_means(
-            loss_config.policy_loss, batches, role_update.score, weights, self._base_params
+        placed = with_means(
+            loss_config.policy_loss,
+            map(on_devices, batches),
+            role_update.score,
+            weights,
+            self._base_params,
         )
         teacher = None
         if loss_config.distills:
             teacher = self._for_update(self._to_device(self.state['teacher']))
         # An array: a Python float would be a constant of the program, and each new value would compile it again.
         coefficient = jnp.float32(distill_coef)
-        for batch, ref_logp in zip(batches, ref_logps):
+        for number, rows in enumerate(placed):
+            # Without a KL term the values are not used, and any array of the shape will do.
+            ref_logp = ref_logps[number] if ref_logps else rows.old_logp
             gradients, device_stats = role_update.accumulate(
                 weights,
                 gradients,
                 device_stats,
-                batch,
+                rows,
                 ref_logp,
                 teacher,
                 coefficient,

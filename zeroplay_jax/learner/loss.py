@@ -16,6 +16,7 @@ from zeroplay_jax.objectives.losses import LossError, PolicyLoss, resolve_loss
 from zeroplay_jax.objectives.types import AnyArray, DevicePerToken, DeviceStats, PerToken, TokenMask
 from zeroplay_jax.policy import adapters, head, transformer
 from zeroplay_jax.policy.transformer import ModelConfig, Params
+from zeroplay_jax.settings.rollouts import most_kept
 from zeroplay_jax.types import UserError
 
 
@@ -65,6 +66,11 @@ class LossConfig:
     def clips(self) -> dict[str, float]:
         """The bounds of the ratio, by the names of a loss's arguments."""
         return {'clip_low': self.clip_low, 'clip_high': self.clip_high}
+
+    @property
+    def kept(self) -> int:
+        """The most ids that tokens are drawn from; 0: the whole vocabulary."""
+        return most_kept(self.top_p, self.top_k)
 
     @property
     def distills(self) -> bool:

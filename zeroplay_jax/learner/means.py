@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -25,11 +25,11 @@ from zeroplay_jax.types import UserError
 
 def with_means(
     loss: PolicyLoss,
-    batches: Sequence[Batch],
+    batches: Iterable[Batch],
     score: Callable,
     weights: Params,
     base: Params | None = None,
-) -> Sequence[Batch]:
+) -> Iterable[Batch]:
     """Returns the micro-batches of an optimiser step with the means that the loss declares; unchanged without any.
 
     Args:
@@ -43,6 +43,7 @@ def with_means(
     """
     if loss.batch_means is None:
         return batches
+    batches = list(batches)
     micro_batches = [_sums(loss, score(weights, batch, base), batch) for batch in batches]
     totals = jax.tree.map(lambda *x: jnp.sum(jnp.stack(x)), *micro_batches)
     result = []
@@ -111,12 +112,11 @@ def _over_processes(value: Any, combine: Callable) -> Any:
 
 
 def with_blank_means(loss: PolicyLoss, batch: Batch) -> Batch:
-    """Returns a batch for the devices with shapes of the means, of which only the names are used.
+    """Returns a batch (`Batch.for_devices`) with shapes of the means, of which only the names are used.
 
     Raises:
       UserError: as of `with_means`.
     """
-    batch = batch.for_devices()
     names = ['rollout'] if loss.rollout_values else []
     if loss.batch_means:
         names += jax.eval_shape(functools.partial(_sums, loss), batch.old_logp, batch)

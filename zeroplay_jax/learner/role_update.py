@@ -296,10 +296,10 @@ def step_loss(
     score_one = functools.partial(_score, model, config.temperature)
 
     def score_all():
-        return [score_one(params, batch.for_devices()) for batch in batches]
+        return [score_one(params, batch.for_devices(config.kept)) for batch in batches]
 
     batches = with_rollout_means(policy_loss, batches, score_all, config.clips)
-    batches = [batch.for_devices() for batch in batches]
+    batches = [batch.for_devices(config.kept) for batch in batches]
     total_loss, stats = jnp.float32(0), {}
     for batch in with_means(policy_loss, batches, score_one, params):
         # Without a KL term the values are not used; any array of the shape will do.

@@ -277,9 +277,11 @@ def decoder_config(path: Path) -> dict[str, Any]:
             text[field] = values[field]
     if family.same:
         family = FAMILIES[family.same]
-        # Some libraries would take positions of images by them.
+        # Some libraries would take positions of images by them. Version 4 of transformers reads `rope_scaling` and
+        # `rope_theta`, version 5 also `rope_parameters`: the export has the fields of the folder.
         for field in ('rope_parameters', 'rope_scaling'):
-            text[field] = without_images(text.get(field) or {})
+            if text.get(field):
+                text[field] = without_images(text[field])
     return text | {'architectures': [family.architecture], 'model_type': family.model_type}
 
 
@@ -320,6 +322,9 @@ def _decoder_fields(path: Path, family: Family, values: dict[str, Any]) -> dict[
         whole_type = family.whole_type or family.model_type.removesuffix('_text')
         if not isinstance(section, dict):
             raise unusable(path, f'text_config={section!r} must be an object')
+        if family.same and not any(map(section.get, ('rope_parameters', 'rope_theta'))):
+            # The default of its class is not that of the class of the decoder.
+            raise unusable(path, 'text_config has no rope_theta; write that of the model into it')
         # The flag of the whole model decides, not that of the section.
         flag = 'tie_word_embeddings'
         fields = {field: value for field, value in section.items() if field != flag}

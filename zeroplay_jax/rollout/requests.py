@@ -14,6 +14,7 @@ from jaxtyping import Int
 from zeroplay_jax.rollout.environment import Environment
 from zeroplay_jax.rollout.pages import OwnedPages
 from zeroplay_jax.rollout.tokens import StopMatcher
+from zeroplay_jax.settings.rollouts import ALL_IDS
 from zeroplay_jax.types import POLICY, PROMPT, ToolCall, Trajectory, Turn
 
 # `Request.version` of the newest weights.
@@ -46,7 +47,7 @@ class Request:
     env: Environment
     samples: int = 1
     temperature: float = 1.0
-    truncation: tuple[float, int] = (1.0, 0)
+    truncation: tuple[float, int] = ALL_IDS
     version: int = NEWEST
     owner: object = None
     before: Trajectory | None = None

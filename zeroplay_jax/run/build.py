@@ -59,7 +59,7 @@ from zeroplay_jax.settings.kinds import (
     refuse,
     warn,
 )
-from zeroplay_jax.settings.rollouts import SamplerConfig, most_kept
+from zeroplay_jax.settings.rollouts import ALL_IDS, SamplerConfig, most_kept
 from zeroplay_jax.settings.schema import Config
 from zeroplay_jax.tools.base import Tool
 from zeroplay_jax.tools.registry import build_tools
@@ -423,7 +423,7 @@ def _role(
     source, *moment = (specification.weights_from or specification.name).split(MOMENT)
     weights_name = MOMENT.join([weights.get(source, source), *moment])
     # Roles that are not trained only check and judge. They are greedy unless a request sets a temperature.
-    temperature, truncation = 0.0, (1.0, 0)
+    temperature, truncation = 0.0, ALL_IDS
     if specification.is_trained:
         settings = config[specification.name]
         temperature, truncation = settings.temperature, (settings.top_p, settings.top_k)

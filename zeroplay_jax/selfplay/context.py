@@ -21,6 +21,7 @@ from zeroplay_jax.runtime.hosts import Hosts, sums
 from zeroplay_jax.selfplay.judge import Judge
 from zeroplay_jax.selfplay.rows import from_bytes, to_bytes
 from zeroplay_jax.selfplay.schedule import BatchCursor, Step
+from zeroplay_jax.settings.rollouts import ALL_IDS
 from zeroplay_jax.tools.base import Tool
 from zeroplay_jax.types import Json, Outcome, Row, Task, TaskDropped, Trajectory, UserError
 
@@ -52,7 +53,7 @@ class Role:
     env: Environment
     temperature: float = 1.0
     prompt_tokens: int = _NO_LIMIT
-    truncation: tuple[float, int] = (1.0, 0)
+    truncation: tuple[float, int] = ALL_IDS
 
     def with_tools(self, tools: Mapping[str, Tool]) -> Role:
         """Returns the role with its tools replaced by those of the same names in `tools` (over other documents)."""

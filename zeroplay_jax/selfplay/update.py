@@ -24,7 +24,6 @@ from zeroplay_jax.selfplay.recipe import RoleSpec
 from zeroplay_jax.selfplay.records import teaches
 from zeroplay_jax.selfplay.schedule import Step
 from zeroplay_jax.selfplay.task_log import skipped_update_log
-from zeroplay_jax.settings.rollouts import most_kept
 from zeroplay_jax.types import Json, Row, UserError, identity_rng
 
 if TYPE_CHECKING:
@@ -357,5 +356,4 @@ def micro_batches(
         teacher_tokens=teacher_tokens,
         teacher_total=float(distilled_tokens),
         order=order,
-        kept=most_kept(settings.top_p, settings.top_k),
     )

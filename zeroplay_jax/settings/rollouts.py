@@ -19,11 +19,13 @@ from zeroplay_jax.settings.kinds import (
 MOST_KEPT = 512
 
 
+# (top_p, top_k) with which tokens are drawn from the whole vocabulary.
+ALL_IDS = (1.0, 0)
+
+
 def most_kept(top_p: float, top_k: int) -> int:
     """Returns the most ids that tokens are drawn from with these fields of a role; 0: the whole vocabulary."""
-    if top_p == 1 and not top_k:
-        return 0
-    return top_k or MOST_KEPT
+    return 0 if (top_p, top_k) == ALL_IDS else top_k or MOST_KEPT
 
 
 class Sampler(Section):

@@ -179,6 +179,15 @@ def test_memory_of_an_update_on_a_cpu_is_that_of_the_compiled_programs():
         memory = memory_of(sizes, roles_of(config), fields.leaves(config), machine('cpu:1'))
         parts = ('copies of weights', 'activations', 'head')
         assert sum(memory.batch[part] for part in parts) / GIB == pytest.approx(temporaries, 0.05)
+    config = packaged_config('drzero', 'small', {'solver.top_p': 0.9})
+    all_ids = packaged_config('drzero', 'small')
+    few, many = (
+        memory_of(sizes, roles_of(each), fields.leaves(each), machine('cpu:1'))
+        for each in (config, all_ids)
+    )
+    # 3.15 instead of 2.99, and 0.01 more of arguments.
+    assert sum(few.batch.values()) - sum(many.batch.values()) == pytest.approx(0.16 * GIB, 0.1)
+    assert sum(few.rollouts.values()) > sum(many.rollouts.values())
     config = packaged_config('piplay', 'small')
     memory = memory_of(sizes, roles_of(config), fields.leaves(config), machine('cpu:1'))
     assert sum(memory.batch[part] for part in parts) / GIB == pytest.approx(5.47, 0.05)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from zeroplay_jax.extras.plan.machines import GPUS, Machine
 from zeroplay_jax.extras.plan.sizes import Sizes
 from zeroplay_jax.selfplay.recipe import INITIAL_WEIGHTS, recipe_class, weights_of_roles
-from zeroplay_jax.settings.rollouts import Sampler, SamplerConfig
+from zeroplay_jax.settings.rollouts import Sampler, SamplerConfig, most_kept
 
 
 class Roles(NamedTuple):
@@ -26,6 +26,7 @@ class Roles(NamedTuple):
       samplers: sets of weights with a cache of their own.
       rank, places: rank of adapters (0: whole weights), and the adapters that are side by side in rollouts.
       distills: whether an update reads a teacher.
+      kept: most ids that a token is drawn from (top_p, top_k of a role); 0: all.
     """
 
     trained: int
@@ -36,6 +37,7 @@ class Roles(NamedTuple):
     rank: int = 0
     places: int = 0
     distills: bool = False
+    kept: int = 0
 
 
 def roles_of(config: Any) -> Roles:
@@ -61,6 +63,7 @@ def roles_of(config: Any) -> Roles:
         rank,
         versions,
         teachers > 0,
+        max(most_kept(config[role].top_p, config[role].top_k) for role in trained),
     )
 
 
@@ -181,9 +184,9 @@ def memory_of(sizes: Sizes, roles: Roles, fields: Mapping[str, Any], machine: Ma
         # Side by side and alone. With 'fsdp' the learners have a copy of the base.
         weights['weights'] = (1 + (fsdp > 1) / fsdp) * view + 2 * item * roles.places * adapter(1)
     caches = {'cache': roles.samplers * cache}
-    rollouts = (
-        weights | caches | {'activations': _rollout(sizes, sampler, device, width, item, split)}
-    )
+    activations = _rollout(sizes, sampler, device, width, item, split)
+    kept = {'kept ids': 4 * sampler.slots * sampler.burst * roles.kept}
+    rollouts = weights | caches | {'activations': activations} | kept
     is_cpu = machine.kind == 'cpu'
     temporaries = _update(sizes, roles, fields, device, width, item, masters, layer_weights, is_cpu)
     gradients = {'gradients': masters} | temporaries
@@ -256,9 +259,12 @@ def _update(
     if fields['policy.attention'] == 'dense':
         scores = 4 * tokens * fields['micro.tokens'] * sizes.heads / split
     chunk = min(fields['policy.logit_chunk'], fields['micro.tokens'])
-    head = logits + teacher * roles.distills
+    head = 4 * (logits + teacher * roles.distills)
+    # One byte per logit: whether its id is kept.
+    head += roles.kept > 0
     return {
         'copies of weights': copies * item * layer_weights + of_masters * masters,
         'activations': item * tokens * row + _DENSE_SCORES * kept_layers * scores,
-        'head': head * 4 * chunk * sizes.vocab_size / split,
+        'head': head * chunk * sizes.vocab_size / split,
+        'kept ids': 4 * tokens * roles.kept,
     }
