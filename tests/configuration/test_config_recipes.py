@@ -139,7 +139,6 @@ GAME = "    def phases(self): return [Phase('game', 2, ('proposer', 'solver'))]"
 FREE = '    check = classmethod(lambda cls, config: None)'
 
 
-@pytest.mark.fault('nov29-D1', 'has_pool = False, a check and a phase of its own')
 def test_inherited_methods_read_the_sections_that_their_class_declares(derived):
     config = derived(f'has_pool = False\n{FREE}\n{GAME}')
     rules.check(config)
@@ -148,9 +147,6 @@ def test_inherited_methods_read_the_sections_that_their_class_declares(derived):
     assert stored['pool']['batch'] == 8
 
 
-@pytest.mark.fault(
-    'nov29-D2-sections', 'code that reads a section which its recipe does not declare'
-)
 @pytest.mark.parametrize(
     ('section', 'declarations', 'base'),
     [

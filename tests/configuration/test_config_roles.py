@@ -56,7 +56,6 @@ def test_a_role_cannot_be_called_like_something_else(tmp_path, monkeypatch, name
         fields.default_config(module)
 
 
-@pytest.mark.fault('L', 'a role that a recipe adds to a run with solver.batch=4')
 def test_an_added_role_has_the_batch_of_the_evaluated_one(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / 'tests/outside_package')
     config = drzero.get_config('mini')

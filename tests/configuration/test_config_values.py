@@ -9,15 +9,7 @@ import pytest
 from config_checks import FILES, ROOT
 from refused_calls import check_table
 
-from zeroplay_jax.configs import (
-    ablations,
-    cross,
-    drzero,
-    dspo,
-    piplay,
-    scope,
-    ssp,
-)
+from zeroplay_jax.configs import ablations
 from zeroplay_jax.configuration import command_line, fields, rules
 from zeroplay_jax.policy.adapter_config import CONFIG_FILE, AdapterConfig
 from zeroplay_jax.selfplay import recipe as recipes
@@ -26,14 +18,14 @@ from zeroplay_jax.settings import schema
 from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, ConfigError, Section
 
 # Their small runs: test_small_starts.py.
-PAGES = [(page, ()) for page in (cross, drzero, dspo, piplay, scope, ssp)]
-PAGES += [(page, ('small',)) for page in (drzero, dspo, piplay, scope, ssp)]
-PAGES += [(ablations, (row,)) for row in ablations.ROWS]
+PAGES = [(name, '') for name in ('cross', *recipes.BUILT_IN)]
+PAGES += [(name, 'small') for name in recipes.BUILT_IN]
+PAGES += [('ablations', row) for row in ablations.ROWS]
 
 
 @pytest.mark.parametrize('page,variant', PAGES)
 def test_the_pages_that_come_with_the_project_are_sound(page, variant, checkpoint):
-    config = page.get_config(*variant)
+    config = fields.config(page, variant)
     for name in {'answers', 'questions', 'documents', 'tasks'} & set(config.inputs):
         config.inputs[name] = ''  # files of the user's
     config.retrieval.kind, config.eval.file = 'world', ''
@@ -76,50 +68,23 @@ def test_every_field_is_documented_and_has_bounds_or_a_check_elsewhere():
     assert unbounded == set(CHECKED_ELSEWHERE.split())
 
 
-# ml_collections keeps what a flag's Python literal means: 1e999 is infinite.
 LINEARS = ('down', 'gate', 'k', 'o', 'q', 'up', 'v')
-NOT_FINITE = ('inf', '-inf', 'nan', '1e999')
 
 
-def _with_number(value, number):
-    """A value of a field with a number in it, in the last place of a list."""
-    return (*value[:-1], number) if isinstance(value, tuple) else number
-
-
-def _refuse_in_fields_of(kind, sound, number, reason):
-    for name, value in list(fields.leaves(sound).items()):
-        numbers = value if isinstance(value, tuple) else (value,)
-        if not any(type(each) is kind for each in numbers):
-            continue
-        config = sound.copy_and_resolve_references().unlock()
-        config.update_from_flattened_dict({name: _with_number(value, number)})
-        with pytest.raises(ConfigError, match=f'config.{name}={reason}'):
-            fields.check_values(config)
-
-
-@pytest.mark.fault('D', 'inf, nan, 1e999 in every field that holds numbers, alone or in a list')
-@pytest.mark.parametrize('text', NOT_FINITE)
-def test_numbers_that_are_not_finite_are_refused_in_every_field(sound, text):
-    _refuse_in_fields_of(float, sound, float(text), '.*(finite|valid)')
-
-
-@pytest.mark.fault('kin-numbers', 'whole numbers beyond 32 bits in every field')
-def test_whole_numbers_that_no_accelerator_holds_are_refused(sound):
-    _refuse_in_fields_of(int, sound, 10**30, '')
-
-
-@pytest.mark.fault('N', 'the same list given twice on the command line')
-def test_the_last_flag_of_a_field_counts():
-    def read(words):
-        config = fields.default_config()
-        fields.put(config, fields.flags_by_field(words.split()))
-        return config
-
-    assert read('--config.eval.hops=(1,) --config.eval.hops (2,)').eval.hops == (2,)
-    config = read('--config.eval.hops (1,) --config.seed=1 -config.eval.hops=2')
-    assert (config.eval.hops, config.seed) == ((2,), 1)
-    config = read('--noconfig.progress --config.seed=1 --config.progress --config.seed=2')
-    assert (config.progress, config.seed) == (True, 2)
+@pytest.mark.parametrize(
+    ('number', 'reason'),
+    [*((float(text), '.*(finite|valid)') for text in ('inf', '-inf', 'nan')), (10**30, '')],
+)
+def test_numbers_that_nothing_holds_are_refused_in_every_field(sound, number, reason):
+    """Alone, or in the last place of a list."""
+    for name, value in fields.leaves(sound).items():
+        is_list = isinstance(value, tuple)
+        if type(number) in map(type, value if is_list else (value,)):
+            config = sound.copy_and_resolve_references().unlock()
+            changed = (*value[:-1], number) if is_list else number
+            config.update_from_flattened_dict({name: changed})
+            with pytest.raises(ConfigError, match=f'config.{name}={reason}'):
+                fields.check_values(config)
 
 
 def write_files(folder):
@@ -143,7 +108,6 @@ def write_files(folder):
         (folder / name / CONFIG_FILE).write_text(json.dumps(stored | changes))
 
 
-@pytest.mark.fault('F5', 'configs with --index=http://…')
 def test_a_config_is_sound_or_one_line_says_what_is_wrong(tmp_path, monkeypatch):
     write_files(tmp_path)
     monkeypatch.chdir(ROOT)

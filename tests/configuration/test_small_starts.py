@@ -4,12 +4,10 @@ import functools
 
 import pytest
 import scripted
-from judge_server import ChatServer
 
 from zeroplay_jax.configs import ablations
 from zeroplay_jax.configuration import fields, rules
 from zeroplay_jax.mini.world import World
-from zeroplay_jax.run import build
 from zeroplay_jax.selfplay.library import WorldMaterial
 from zeroplay_jax.selfplay.library_builder import linked_documents
 from zeroplay_jax.selfplay.recipe import recipe_class
@@ -47,28 +45,3 @@ def test_a_small_run_has_its_files_and_its_tasks(name):
     tasks = recipe.first_tasks()
     assert {step.phase.name for step, _ in tasks} >= {first.name}
     assert all(task.payload for _, task in tasks)
-
-
-RUBRICS = ''.join(f'<rubric priority="critical">Names {part}.</rubric>' for part in 'abc')
-
-
-def verdict(body):
-    """What every judge writes: rubrics where it is asked for them, otherwise an answer and a score."""
-    if '<rubrics>' in body['messages'][0]['content']:
-        return {'content': f'<rubrics>{RUBRICS}</rubrics>'}
-    return {'content': '<answer>Paris</answer>\n<score>1</score>'}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    'name', ['scope/given_tasks', 'scope/grader_4b', 'ssp/judge_checker', 'dspo/r1_grpo']
-)
-def test_a_small_run_with_files_servers_or_no_tools_of_its_own_starts(name, monkeypatch):
-    """The others differ from their systems, whose runs test_recipes.py plays, in numbers alone."""
-    config = small_config(name)
-    with ChatServer(verdict) as server:
-        config.judge.url = server.url
-        rules.check(config)
-        run = build.build(config, for_training=True)
-        engine = build.build_engine(config, run)
-    assert engine is not None and run.recipe.phases()

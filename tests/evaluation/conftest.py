@@ -1,3 +1,3 @@
 """Fixtures of reports."""
 
-from report_fixtures import both, browser, open_run, other, page, run  # noqa: F401
+from report_fixtures import both, browser, other, page, run  # noqa: F401

@@ -1,33 +1,27 @@
 """Ways of answering without training, played by a script through the real sampler; and all of them on the miniature."""
 
+import dataclasses
 import importlib
 import itertools
-import json
 import types
 
 import pytest
-from python_process import config_flags, run_python
 from scripted_rollouts import CONFIG, ScriptedSampler, scripted_policy
 from trajectories import ASKS_SOLVER
 
 from zeroplay_jax.configuration import rules
 from zeroplay_jax.evaluation import answering, protocols
 from zeroplay_jax.evaluation.answering import evaluate
-from zeroplay_jax.evaluation.tables import Figure
-from zeroplay_jax.mini.world import World, evaluation_questions
 from zeroplay_jax.policy import sharding
 from zeroplay_jax.rollout.call_syntax import syntax_of
 from zeroplay_jax.rollout.environment import Environment, Limits
 from zeroplay_jax.rollout.prompts import select
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.slots import SlotPool
-from zeroplay_jax.run import loop
-from zeroplay_jax.run.loop import RunState
 from zeroplay_jax.selfplay import recipe as recipes
 from zeroplay_jax.selfplay.answers import final_answer
 from zeroplay_jax.selfplay.context import Role, RolloutContext
 from zeroplay_jax.selfplay.recipe import Recipe
-from zeroplay_jax.selfplay.rows import from_bytes, to_bytes
 from zeroplay_jax.tools.search import SearchTool
 from zeroplay_jax.types import Question, UserError
 
@@ -45,31 +39,21 @@ def play(policy, monkeypatch):
     """Answers QUESTIONS by scripts, identity → text of a turn; returns results, prompts by identity, and queries."""
     codec, model, params = policy
 
-    def play(
-        way,
-        scripts,
-        samples=1,
-        max_turns=3,
-        context=4096,
-        tools=None,
-        recipe=ASKS_SOLVER,
-        prompt_tokens=300,
-    ):
+    def play(way, scripts, samples=1, context=4096, tools=None, recipe=ASKS_SOLVER, room=300):
         queries, prompts = [], {}
 
         def search(batch):
-            queries.append(list(batch))
+            queries.extend(batch)
             return [
                 [{'id': q, 'title': 'T', 'text': f'Found for {q}', 'score': 1.0}] for q in batch
             ]
 
-        config = CONFIG.__class__(**{**vars(CONFIG), 'eos': codec.eos_ids, 'context': context})
+        config = dataclasses.replace(CONFIG, eos=codec.eos_ids, context=context)
         sampler = ScriptedSampler(model, config, sharding.make_mesh())
         pool = SlotPool(sampler, seed=0)
-        sampler.script(
-            pool,
-            {name: [[*codec.encode(text), codec.eos_ids[0]]] for name, text in scripts.items()},
-        )
+        end = codec.eos_ids[0]
+        turns = {name: [[*codec.encode(text), end]] for name, text in scripts.items()}
+        sampler.script(pool, turns)
         scheduler = Scheduler({'w': pool})
         scheduler.weights.publish('w', params, 0)
         rollout = scheduler.rollout
@@ -80,21 +64,14 @@ def play(policy, monkeypatch):
 
         monkeypatch.setattr(scheduler, 'rollout', recorded)
         offered = {'search': SearchTool(search)} if tools is None else tools
-        env = Environment(codec, syntax_of('search_r1'), Limits(max_turns, 200, 300), offered)
-        role = Role('solver', 'w', 'solver', env, prompt_tokens=prompt_tokens)
-        context = RolloutContext(scheduler, {'solver': role}, select('full'))
+        env = Environment(codec, syntax_of('search_r1'), Limits(3, 200, 300), offered)
+        roles = {'solver': Role('solver', 'w', 'solver', env, prompt_tokens=room)}
+        context = RolloutContext(scheduler, roles, select('full'))
         if way == 'held out':
             return evaluate(context, QUESTIONS, 5, recipe), prompts, queries
-        answered = answering.answer_all(
-            context,
-            QUESTIONS[:1] if samples > 1 else QUESTIONS,
-            5,
-            metric='em',
-            samples=samples,
-            way=way,
-            recipe=recipe,
-        )
-        return answered, prompts, queries
+        asked = QUESTIONS[:1] if samples > 1 else QUESTIONS
+        options = dict(metric='em', samples=samples, way=way, recipe=recipe)
+        return answering.answer_all(context, asked, 5, **options), prompts, queries
 
     return play
 
@@ -102,15 +79,9 @@ def play(policy, monkeypatch):
 def test_a_direct_answer_sees_no_tool_and_no_passage(play):
     scripts = {(5, 0, 0, 0, 0): '<answer>Bob</answer>', (5, 1, 0, 0, 0): '<search>Ulm</search>'}
     answered, prompts, queries = play('direct', scripts)
-    assert [(one.score, one.searches, one.given) for one in answered] == [
-        (1.0, 0, 'Bob'),
-        (0.0, 0, None),
-    ]
-    assert (
-        not queries
-        and '<search>' not in prompts[5, 0, 0, 0]
-        and 'Who taught Ann?' in prompts[5, 0, 0, 0]
-    )
+    found = [(one.score, one.searches, one.given) for one in answered]
+    assert found == [(1.0, 0, 'Bob'), (0.0, 0, None)] and not queries
+    assert '<search>' not in prompts[5, 0, 0, 0] and 'Who taught Ann?' in prompts[5, 0, 0, 0]
 
 
 class Twice(Recipe):
@@ -132,7 +103,7 @@ def test_a_recipe_answers_in_its_own_way(play, way, samples):
         scripts[5, index, sample, 0, 0] = f'<answer>draft {sample}</answer>'
         scripts[5, index, sample, 1, 0] = '<answer>Bob</answer>'
     recipe = Twice(temperatures, None)
-    answered, prompts, _ = play(way, scripts, samples=samples, recipe=recipe, prompt_tokens=1000)
+    answered, prompts, _ = play(way, scripts, samples=samples, recipe=recipe, room=1000)
     if way == 'held out':
         assert [row.reward for row in answered] == [1, 0]
         assert [row.trajectory.identity for row in answered] == [(5, 0, 0, 1, 0), (5, 1, 0, 1, 0)]
@@ -158,15 +129,12 @@ def test_an_own_answer_needs_no_constructor_and_a_dropped_one_counts_as_none(pla
         patch.setattr(recipes, 'recipe_class', lambda name: Reads)
         recipe = recipes.answering_recipe(types.SimpleNamespace(recipe='reads'))
     scripts = {(5, 1, 0, 0): '<answer>Hesse</answer>'}
-    answered, _, _ = play('search', scripts, recipe=recipe, prompt_tokens=1000)
+    answered, _, _ = play('search', scripts, recipe=recipe, room=1000)
     assert [(one.score, one.given) for one in answered] == [(0.0, None), (1.0, 'Hesse')]
     assert 'counts as unanswered: Recipe.answer dropped it (prompt_too_long)' in caplog.text
-    rows = play('held out', scripts, recipe=recipe, prompt_tokens=1000)[0]
+    rows = play('held out', scripts, recipe=recipe, room=1000)[0]
     assert [row.reward for row in rows] == [0, 1]
     assert [row.drop for row in rows] == ['prompt_too_long', None]
-    assert from_bytes(to_bytes(rows))[0].trajectory.finish == 'prompt_too_long'
-    metrics = loop.record_scores(RunState({}), '5', rows, 'em')
-    assert metrics['solver/row_drop/prompt_too_long'] == 0.5
 
 
 def test_one_search_for_the_question_stands_in_the_prompt(play):
@@ -177,8 +145,7 @@ def test_one_search_for_the_question_stands_in_the_prompt(play):
         'Found for Who taught Ann?' in prompts[5, 0, 0, 0]
         and 'Found for Where' in prompts[5, 1, 0, 0]
     )
-    # The second question waits for the first batch at most.
-    assert sorted(sum(queries, [])) == sorted(question.text for question in QUESTIONS)
+    assert sorted(queries) == sorted(question.text for question in QUESTIONS)
     with pytest.raises(UserError, match='cannot search; add search to config.tools.names'):
         play('retrieve', scripts, tools={})
 
@@ -189,10 +156,8 @@ def test_a_search_that_fails_gives_no_passages(play, caplog):
             raise OSError('no server')
         return [[{'id': 'a', 'title': 'T', 'text': 'Found', 'score': 1.0}]] * len(batch)
 
-    texts = ('<answer>Bob</answer>', '<answer>Hesse</answer>')
-    scripts = {(5, number, 0, 0, 0): text for number, text in enumerate(texts)}
-    tools = {'search': SearchTool(search)}
-    answered, prompts, _ = play('retrieve', scripts, tools=tools)
+    scripts = {(5, 0, 0, 0, 0): '<answer>Bob</answer>', (5, 1, 0, 0, 0): '<answer>Hesse</answer>'}
+    answered, prompts, _ = play('retrieve', scripts, tools={'search': SearchTool(search)})
     assert [one.score for one in answered] == [1.0, 1.0]
     assert 'failed' not in prompts[5, 0, 0, 0] and 'Found' in prompts[5, 1, 0, 0]
     assert '--answering=retrieve: 1 of 2 searches failed' in caplog.text
@@ -209,8 +174,7 @@ def test_every_sentence_is_a_search_until_the_answer_or_the_last_one(play):
     }
     answered, prompts, queries = play('interleave', scripts)
     assert [(one.score, one.searches) for one in answered] == [(1.0, 2), (1.0, 2)]
-    asked = sum(queries, [])
-    assert 'Ann was taught by Bob.' in asked and 'The Danube is long.' not in asked
+    assert 'Ann was taught by Bob.' in queries and 'The Danube is long.' not in queries
     second = prompts[5, 0, 0, 2]
     assert 'Found for Who taught Ann?' in second and 'Found for Ann was taught by Bob.' in second
     assert 'Steps so far: Ann was taught by Bob.' in second
@@ -240,13 +204,6 @@ def test_best_and_majority_of_samples(play):
     assert (answered.samples, answered.score, answered.vote) == ((0.0, 1.0, 0.0), 1.0, 0.0)
 
 
-def test_the_majority_is_that_of_normalised_answers():
-    assert answering.majority(['Rome', 'paris', 'The Paris.', None]) == 1
-    assert answering.majority([None, 'b', 'a']) == 1, 'among equals the first'
-    assert answering.majority([None, '']) == 0
-    assert answering.majority([None, 'B', 'A', 'A']) == 2, 'an article alone is an answer'
-
-
 def test_a_protocol_sets_what_is_not_given_and_says_where_it_is_from():
     put = {}
     reasons = {'judge.model': 'judge.kind is rule', 'limit': 'given'}
@@ -258,18 +215,7 @@ def test_a_protocol_sets_what_is_not_given_and_says_where_it_is_from():
 
     line = protocols.apply('ssp', setter)
     assert put['metric'] == 'judge' and put['rollout.max_turns'] == 11 and 'limit' not in put
-    assert put['rollout.response_tokens'] == 8192
-    assert 'metric=judge (section 4.1)' in line
-    assert line.endswith('not set: limit (given), judge.model (judge.kind is rule)')
-    figures = {
-        'a': Figure(0.25, (0.2, 0.3)),
-        'b': Figure(0.5),
-        'average': Figure(0.375, (0.3, 0.4)),
-    }
-    total = protocols.in_form('piplay', figures)
-    assert list(map(str, total.values())) == ['25.0 [20.0, 30.0]', '50.0', '75.0 [60.0, 80.0]']
-    assert list(total) == ['a', 'b', 'total']
-    assert protocols.in_form('drzero', figures) == figures == protocols.in_form('', figures)
+    assert 'metric=judge (section 4.1)' in line and 'limit (given), judge.model' in line
 
 
 @pytest.mark.parametrize('name', protocols.PROTOCOLS)
@@ -286,30 +232,3 @@ def test_the_lengths_of_a_protocol_fit_the_config_of_its_paper(name):
     # A search server needs no files.
     config.retrieval.update(kind='http', url='http://127.0.0.1:1')
     assert not [*rules.lines(config, is_training=False, has_files=False)]
-
-
-def test_every_way_answers_on_the_miniature(tmp_path):
-    worlds = [World(i, 'evaluation', 0.25) for i in range(2)]
-    lines = [json.dumps(question) for question in evaluation_questions(worlds, 3, (1, 2))]
-    for name, part in (('one', lines[:3]), ('two', lines[3:])):
-        (tmp_path / f'{name}.jsonl').write_text('\n'.join(part))
-    # The context of the paper is longer than this model knows.
-    small = 'world.train=(0,4) world.evaluation=(0,2) eval.questions=2 sampler.context=1024'
-    done = run_python(
-        *('-m', 'zeroplay_jax.evaluate', '--config=configs/quickstart.py', *config_flags(small)),
-        *(f'--sets={tmp_path}/one.jsonl,{tmp_path}/two.jsonl', f'--out={tmp_path}/out.json'),
-        *('--policy=zeroplay_jax/mini/base', '--answering=direct,retrieve,interleave,search'),
-        *('--protocol=piplay', '--limit=2', '--format=markdown'),
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    *table, last = done.stdout.splitlines()
-    rows = {}
-    for line in table:
-        name, *cells = [cell.strip() for cell in line.split('|')[1:-1]]
-        rows[name] = cells
-    assert rows[''] == ['one', 'two', 'total'] and rows['questions'][:2] == ['2', '2']
-    searches = [float(rows[f'{way}: searches'][0]) for way in ('direct', 'retrieve', 'search')]
-    assert searches[:2] == [0.0, 1.0] and searches[2] >= 1
-    figures = json.loads(last)['search']
-    total = 100 * (figures['one']['score'] + figures['two']['score'])
-    assert rows['search: em'][2].startswith(f'{total:.1f} [')

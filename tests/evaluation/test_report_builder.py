@@ -30,21 +30,18 @@ def test_data_cannot_close_its_script_element(run):
 
 def test_damaged_and_missing_files_give_notes(tmp_path):
     valid = json.dumps({'step': 1, 'phase': 'solver', 'entropy': 1.0})
-    (tmp_path / 'metrics.jsonl').write_text(f'{valid}\n{{"step": 2, "pha')
+    (tmp_path / 'metrics.jsonl').write_text(f'{valid}\nrubbish\n[1]\n{valid}\n{{"step": 2, "pha')
     (tmp_path / 'run.json').write_text('{')
     run = report_builder.read_run(tmp_path)
-    assert [row['step'] for row in run['metrics']] == [1]
+    assert [row['step'] for row in run['metrics']] == [1, 1]
     assert run['summary'] == {} and run['config'] == {}
     for text in (
-        '1 damaged lines of metrics.jsonl were ignored (line 2)',
+        '3 damaged lines of metrics.jsonl were ignored (line 2, 3, 5)',
         'no summary.json',
         'no trajectories.jsonl',
         'run.json is damaged',
     ):
         assert has_note(run, text)
-    (tmp_path / 'metrics.jsonl').write_text(f'{valid}\nrubbish\n[1]\n{valid}\n')
-    run = report_builder.read_run(tmp_path)
-    assert has_note(run, '2 damaged lines of metrics.jsonl were ignored (line 2, 3)')
 
 
 def test_a_failed_write_keeps_the_old_report(run, monkeypatch):
@@ -80,32 +77,22 @@ def test_differences_between_runs_are_paired_by_question(compared, other):
     assert differences['mean'] == list(statistics.paired_difference(*headline))
 
 
-def change_summary(folder, change):
-    summary = json.loads((folder / 'summary.json').read_text())
-    change(summary)
-    (folder / 'summary.json').write_text(json.dumps(summary))
-
-
 @pytest.mark.parametrize(
     ('questions', 'change', 'note'),
     [
-        ('these', lambda s: s['results']['after'].pop('4'), 'the hop counts differ'),
-        ('those', lambda s: None, 'the held-out questions differ'),
-        ('these', lambda s: s.update(results=None), 'no results per question'),
-        ('these', lambda s: s.update(results=[1]), 'no results per question'),
-        ('these', lambda s: s.update(results={'after': {'one': [1]}}), 'no results per question'),
+        ('these', lambda results: results['after'].pop('4'), 'the hop counts differ'),
+        ('those', lambda results: None, 'the held-out questions differ'),
+        ('these', lambda results: results.clear(), 'no results per question'),
     ],
 )
 def test_runs_that_cannot_be_paired_have_no_difference(compared, tmp_path, questions, change, note):
-    better = dict(count=1, after=sample_run.BETTER, questions=questions)
-    other = sample_run.write_run(tmp_path / 'other', **better)
-    change_summary(other, change)
+    other = sample_run.write_run(tmp_path / 'other', count=1, questions=questions)
+    summary = json.loads((other / 'summary.json').read_text())
+    change(summary['results'])
+    (other / 'summary.json').write_text(json.dumps(summary))
     data = compared(other)
     assert data['differences'][1] == {}
     assert has_note(data['runs'][1], note)
-
-
-# ----------------------------------------------------------------------------- command
 
 
 DEEP = '[' * 100_000
@@ -130,11 +117,9 @@ ODD_CONTENT = {
 FILES = ('run.json', 'summary.json', 'metrics.jsonl', 'trajectories.jsonl', 'alarms.jsonl')
 
 
-@pytest.mark.parametrize(
-    'content',
-    [pytest.param(text, marks=pytest.mark.fault('E', name)) for name, text in ODD_CONTENT.items()],
-)
-def test_odd_content_of_any_file_of_a_run_gives_a_report(run, tmp_path, content):
+@pytest.mark.parametrize('kind', ODD_CONTENT)
+def test_odd_content_of_any_file_of_a_run_gives_a_report(run, tmp_path, kind):
+    content = ODD_CONTENT[kind]
     for number, name in enumerate(FILES):
         folder = tmp_path / f'run{number}'
         shutil.copytree(run, folder)

@@ -39,16 +39,17 @@ class Fake(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.send_header('Content-Length', str(len(page)))
         self.end_headers()
-        self.wfile.write(page)
+        if self.command != 'HEAD':
+            self.wfile.write(page)
 
     def log_message(self, *args):
         """Says nothing."""
 
 
 @contextlib.contextmanager
-def fake_server():
+def fake_server(handler=Fake):
     """Runs a server; yields it with its `url`, the `script` to fill, and the request bodies it has `seen`."""
-    server = ThreadingHTTPServer(('127.0.0.1', 0), Fake)
+    server = ThreadingHTTPServer(('127.0.0.1', 0), handler)
     server.script, server.seen, server.health = [], [], (200, {'index': 'x'})
     server.url = f'http://127.0.0.1:{server.server_address[1]}'
     thread = threading.Thread(target=server.serve_forever, daemon=True)

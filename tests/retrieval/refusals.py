@@ -13,8 +13,3 @@ def refused(message, kind=RetrievalError):
     with pytest.raises(kind, match=message) as error:
         yield error
     assert '\n' not in str(error.value)
-
-
-def faults(key, names):
-    """Rows of the table of faults for the cases of these names."""
-    return [pytest.param(name, marks=pytest.mark.fault(key, name)) for name in names]

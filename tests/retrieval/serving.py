@@ -14,9 +14,9 @@ from zeroplay_jax.retrieval import server
 
 
 @contextlib.contextmanager
-def serving(load, limits=None):
+def serving(load, **limits):
     """Runs the application in a thread; yields its URL and the application."""
-    app = server.App(load, limits or server.Limits())
+    app = server.App(load, server.Limits(**limits))
     runner = server.uvicorn_server(app, port=0, timeout_graceful_shutdown=20)
     app.stop = lambda: setattr(runner, 'should_exit', True)
     thread = threading.Thread(target=runner.run, daemon=True)
@@ -31,6 +31,14 @@ def serving(load, limits=None):
         thread.join(30)
 
 
+@contextlib.contextmanager
+def served(index, **limits):
+    """The address of a server that answers from this index."""
+    with serving(lambda: (index, 'fingerprint'), **limits) as (url, _):
+        until_ready(url)
+        yield url
+
+
 def spawn(root, *args):
     """The command in a process of its own: (process, URL)."""
     command = [sys.executable, '-m', 'retrieval.server', '--port', '0', *args]
@@ -41,12 +49,14 @@ def spawn(root, *args):
     raise AssertionError(f'the server ended with status {process.wait()}')
 
 
-def call(url, data=None, timeout=60):
+def call(url, data=None, **headers):
     """(status, parsed reply, headers); `data` is sent as it is when bytes, else as JSON."""
+    headers = {'Content_Type': 'application/json'} | headers
+    headers = {name.replace('_', '-'): value for name, value in headers.items()}
     body = data if isinstance(data, bytes | None) else json.dumps(data).encode()
-    request = urllib.request.Request(url, body, {'Content-Type': 'application/json'})
+    request = urllib.request.Request(url, body, headers)
     try:
-        with urllib.request.urlopen(request, timeout=timeout) as reply:
+        with urllib.request.urlopen(request, timeout=60) as reply:
             status, page, headers = reply.status, reply.read(), reply.headers
     except urllib.error.HTTPError as error:
         status, page, headers = error.code, error.read(), error.headers

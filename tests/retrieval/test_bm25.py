@@ -4,12 +4,12 @@ import math
 
 import numpy as np
 import pytest
-from refusals import refused
 from test_index import in_batches, same
 
 from zeroplay_jax.retrieval.corpus import MemoryCorpus
 from zeroplay_jax.retrieval.index import Bm25Index
 
+WORDS = [f'w{number}' for number in range(60)]
 TITLES = 'Gumu Puto Lomi Gumu Rivers'.split()
 TEXTS = [
     'The town of Gumu.',
@@ -58,65 +58,28 @@ def test_ties_and_what_does_not_match(index):
 
 def test_answers_do_not_depend_on_the_batch():
     rng = np.random.default_rng(0)
-
-    def words(largest, count):
-        return ' '.join(f'w{number}' for number in rng.integers(0, largest, count))
-
-    index = Bm25Index(MemoryCorpus([''] * 500, [words(50, rng.integers(1, 9)) for _ in range(500)]))
-    queries = [words(60, 3) for _ in range(256)]
+    texts = [' '.join(words) for words in rng.choice(WORDS[:50], (500, 5))]
+    index = Bm25Index(MemoryCorpus([''] * 500, texts))
+    queries = [' '.join(words) for words in rng.choice(WORDS, (256, 3))]
     ids, scores = index.search(queries, 5)
     for size in (1, 3, 32):
         same(in_batches(index, queries, size, 5), (ids, scores))
     assert (np.diff(ids)[(np.diff(scores) == 0) & (ids[:, 1:] >= 0)] > 0).all()
 
 
-def test_saved_and_opened(index, tmp_path):
-    index.save(tmp_path)
-    again = Bm25Index(index.corpus, saved=tmp_path)
-    same(again.search(['Gumu wrote'], 5), index.search(['Gumu wrote'], 5))
-    with refused('has 5 passages, the corpus 1'):
-        Bm25Index(MemoryCorpus(['a'], ['b']), saved=tmp_path)
-
-
-def test_messages_for_debugging_are_not_shown(caplog):
-    Bm25Index(MemoryCorpus(TITLES, TEXTS))
-    assert not caplog.records
-
-
-def test_bad_input_is_named(index):
-    with refused('no passage has a word that counts'):
-        Bm25Index(MemoryCorpus(['a'], ['the']))
-    for queries, k, message in ((['Gumu'], 6, 'k is 6'), (['Gumu', ' '], 1, 'query 2 of 2 is')):
-        with refused(message):
-            index.search(queries, k)
-
-
 @pytest.mark.parametrize(
-    ('passage', 'query'),
+    ('passage', 'query', 'place'),
     [
-        ('Vitamin D is made in the skin.', 'vitamin d'),
-        ('A film by Plan 7.', '7'),
-        ('Malcolm X was born in Omaha.', 'X'),
-        ('मुक्त विकिपीडिया लेख', 'विकिपीडिया'),
-        ('The \ufb01rst \uff34own', 'first town'),
-        ('A sim\u00adple river', 'simple'),
-        ('A simple river', 'sim\u00adple'),
+        ('Vitamin D is made in the skin.', 'vitamin d', 4),
+        ('Malcolm X was born in Omaha.', 'X', 4),
+        ('मुक्त विकिपीडिया लेख', 'विकिपीडिया', 4),
+        ('The \ufb01rst \uff34own', 'first town', 4),
+        ('A sim\u00adple river', 'simple', 4),
+        ('A café by the river.', 'cafe\u0301', 4),
+        ('10² towns', '102', -1),
     ],
 )
-def test_words_are_found(passage, query):
+def test_words_are_found_and_no_others(passage, query, place):
     others = ['Vitamin is a word', "A plan's malcolm", 'क ख ग', 'A sim card, ple']
     rows, _ = Bm25Index(MemoryCorpus([''] * 5, [*others, passage])).search([query], 1)
-    assert rows.tolist() == [[4]]
-
-
-@pytest.mark.parametrize(('passage', 'query'), [('10² towns', '102'), ('3½ rivers', '31')])
-def test_powers_and_fractions_are_no_other_numbers(passage, query):
-    rows, _ = Bm25Index(MemoryCorpus([''], [passage])).search([query], 1)
-    assert rows.tolist() == [[-1]]
-
-
-@pytest.mark.fault('third-24', 'BM25 and a decomposed query')
-def test_queries_are_composed_as_passages_are():
-    index = Bm25Index(MemoryCorpus(['Café', 'Lomi'], ['A café by the river.', 'A town.']))
-    rows, _ = index.search(['cafe\u0301'], 1)
-    assert rows.tolist() == [[0]]
+    assert rows.tolist() == [[place]]

