@@ -6,7 +6,6 @@ import pytest
 from config_checks import FILES, message
 
 from zeroplay_jax.configuration import places
-from zeroplay_jax.data import files
 from zeroplay_jax.types import UserError
 
 
@@ -50,5 +49,4 @@ def test_a_name_of_a_wrong_form_is_refused_before_anything_is_asked(asked, sound
     sound.eval.file = 'hf://owner/set'
     with pytest.raises(UserError, match='config.eval.file: hf://owner/set: names no file of a'):
         next(places.input_files(sound, None))
-    files.check_set('hf://owner/set/test.jsonl')
     assert asked == []

@@ -183,8 +183,6 @@ def test_stages_need_their_predecessors(corpus, tmp_path):
     run_stage('encode', host=1, hosts=2)
     with refused(r'shards \[0, 1\] of 4 are missing'):
         run_stage('index')
-    with refused('host 2 of 2'):
-        run_stage('encode', host=2, hosts=2)
 
 
 def test_a_corpus_may_be_mended_or_changed(tmp_path):

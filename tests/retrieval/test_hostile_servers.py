@@ -130,8 +130,7 @@ def test_a_batch_whose_reply_is_too_long_is_answered_in_parts(fake):
     assert client.last_failure == f'{fake.url}/retrieve: a reply of more than 16 MiB'
 
 
-@pytest.mark.parametrize('page', [b'[' * 200_000, {'index': ['x']}])
-def test_an_odd_health_page_is_not_the_name_of_an_index(fake, page):
-    fake.health = (200, page)
+def test_an_odd_health_page_is_not_the_name_of_an_index(fake):
+    fake.health = (200, {'index': ['x']})
     backend = http(fake)
     assert backend.ready() and backend.name == fake.url

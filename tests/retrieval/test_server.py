@@ -119,9 +119,7 @@ def test_health_is_true_only_when_ready(index):
 
 
 def test_an_index_that_cannot_be_opened_ends_the_server():
-    def load():
-        raise RetrievalError('no index')
-
+    load = mock.Mock(side_effect=RetrievalError('no index'))
     with refused('no index'):
         server.serve(load, '127.0.0.1', 0)
 

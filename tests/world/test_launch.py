@@ -40,13 +40,6 @@ def test_a_command_of_the_pages_and_the_helps_is_accepted(command):
     assert 'zeroplay_jax.main' in done.stdout and '# the command is sound' in done.stdout
 
 
-@pytest.mark.parametrize('script', OPTIONS)
-def test_helps_name_every_option(script):
-    mentioned = re.findall(r'^  (--[\w-]+)', call(script, '--help').stdout, re.M)
-    options = {word for word in OPTIONS[script] if word.startswith('--') and '=' not in word}
-    assert options | {'--dry-run'} <= set(mentioned)
-
-
 def dry_runs():
     """The commands of launches.txt; RUN in them, and the options, are those of launch_cases.py."""
     lines = LAUNCHES.read_text(encoding='utf-8').splitlines()
