@@ -30,6 +30,17 @@ LIBRARIES = """
 """.split()
 # Variables that no library reads while it is imported.
 READ_LATER = {'XLA_FLAGS', 'PYTEST_ADDOPTS', 'PYTEST_CURRENT_TEST', 'PYTHONPATH', 'NO_COLOR'}
+# Set by PyTorch and TensorFlow where a test imports them: without these, every later command would start on its own.
+SET_BY_LIBRARIES = {
+    'KMP_DUPLICATE_LIB_OK',
+    'KMP_INIT_AT_FORK',
+    'TORCHINDUCTOR_CACHE_DIR',
+    'ENABLE_RUNTIME_UPTIME_TELEMETRY',
+    'TF2_BEHAVIOR',
+    'TPU_ML_PLATFORM',
+    'TPU_ML_PLATFORM_VERSION',
+    'XLA_PYTHON_CLIENT_MEM_FRACTION',
+}
 
 
 def load_libraries():
@@ -67,7 +78,7 @@ class Server:
         """Whether a process with this environment would have loaded the same libraries in the same way."""
         names = env | self._environment
         changed = {name for name in names if env.get(name) != self._environment.get(name)}
-        return changed <= READ_LATER
+        return changed <= READ_LATER | SET_BY_LIBRARIES
 
     def run(self, words, cwd, env, timeout):
         """`subprocess.CompletedProcess` of `python -m` with these words; nothing is its input."""

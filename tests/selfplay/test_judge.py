@@ -9,6 +9,7 @@ import types
 
 import judge_server
 import pytest
+import web_servers
 from refused_calls import check_table, fault_rows
 
 from zeroplay_jax.configs import common
@@ -160,7 +161,7 @@ def test_one_example_of_each_judgement_is_enough(judge_of, capsys):
 
 def test_a_passing_failure_is_tried_again(judge_of, monkeypatch):
     monkeypatch.setattr('random.uniform', lambda low, high: 0.01)
-    whole = judge_server.completion({'content': 'Correct'})
+    whole = json.dumps(web_servers.completion({'content': 'Correct'})).encode()
     cut = whole[:-9]
     judge, server = judge_of([500, b'<html>', whole, cut, cut, b'{'], retries=2)
     assert verdict(judge) is True
