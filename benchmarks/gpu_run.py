@@ -101,7 +101,10 @@ class Training(kills.Run):
 def rows_of(run: Training, config: Any) -> list[list[Any]]:
     """Returns the rows of the table of a run."""
     rows = []
-    for record in command.read_lines(run.workdir / 'metrics.jsonl'):
+    log = run.workdir / 'metrics.jsonl'
+    lines = log.read_text().splitlines(keepends=True) if log.is_file() else []
+    # Without a line that was being written when the run was killed.
+    for record in [json.loads(line) for line in lines if line.endswith('\n')]:
         phase = record['phase']
         row = [run.recipe, record['step'], phase, record.get('seconds/rollout', '')]
         row += [record.get('tokens_per_second', ''), '', '']
@@ -163,6 +166,7 @@ def measure(config: Any, options: Any, words: list[str]) -> None:
         run = Training(name, options.out / name, 1, '', tuple(flags), xla, until)
         if name == 'killed':
             figures['killed after steps'] = run.kill()
+            figures['killed'] = not run.is_finished
         run.finish()
         for row in rows_of(run, config):
             print(*row, sep='\t', flush=True)

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import threading
+import time
 
 import pytest
 
@@ -10,7 +12,7 @@ from zeroplay_jax.rollout.foreign_text import without_surrogates
 from zeroplay_jax.rollout.tool_workers import ToolWorkers
 from zeroplay_jax.tools.base import Invocation, Tool, ToolResult, string_parameter
 from zeroplay_jax.tools.search import SearchTool
-from zeroplay_jax.types import UserError
+from zeroplay_jax.types import ToolCall, UserError
 
 
 class Named(Tool):
@@ -88,6 +90,52 @@ def test_half_a_surrogate_pair_can_be_stored(syntax):
     unknown = syntax_of(syntax).parse(text.replace('echo', 'ec\\ud83d'), {'echo': Named()})
     json.dumps([unknown.tool, unknown.text], ensure_ascii=False).encode()
     assert without_surrogates({'a': ['\ud83d', 'é😀']}) == {'a': ['\ufffd', 'é😀']}
+
+
+class FakeRollout:
+    """What the workers need of a rollout."""
+
+    def __init__(self, tool):
+        self.identity = (0, 0)
+        self.tool_state = {}
+        self.env = self
+        self.tools = {tool.name: tool}
+
+    def with_result(self, call, result):
+        return ToolCall(call.tool, call.arguments, result.text or '', error=result.error)
+
+
+def test_after_a_timeout_queued_calls_do_not_run_and_later_ones_do():
+    release, ran = threading.Event(), []
+
+    def run(call):
+        ran.append(call.arguments['text'])
+        if call.arguments['text'] == 'slow':
+            release.wait(20)
+        return ToolResult(text='done')
+
+    tool = Named(run)
+    workers = ToolWorkers(deterministic=False, timeout=0.2)
+
+    async def play():
+        for text in ('slow', 'queued'):
+            workers.submit(None, [(FakeRollout(tool), ToolCall('echo', {'text': text}))])
+        await asyncio.sleep(0.4)
+        ended = [call.error for _, call in workers.finished()]
+        workers.submit(None, [(FakeRollout(tool), ToolCall('echo', {'text': 'later'}))])
+        until = time.monotonic() + 10
+        later = []
+        while not later and time.monotonic() < until:
+            await asyncio.sleep(0.02)
+            later = workers.finished()
+        return ended, [call.error for _, call in later]
+
+    try:
+        ended, later = asyncio.run(play())
+    finally:
+        release.set()
+    assert ended == ['timeout', 'timeout'] and later == [None]
+    assert ran == ['slow', 'later'], 'a call that was given up must not run afterwards'
 
 
 def test_a_tool_that_fails_too_often_stops_the_run():

@@ -322,7 +322,8 @@ def _decoder_fields(path: Path, family: Family, values: dict[str, Any]) -> dict[
         whole_type = family.whole_type or family.model_type.removesuffix('_text')
         if not isinstance(section, dict):
             raise unusable(path, f'text_config={section!r} must be an object')
-        if family.same and not any(map(section.get, ('rope_parameters', 'rope_theta'))):
+        rope = section.get('rope_parameters') or section
+        if family.same and not rope.get('rope_theta'):
             # The default of its class is not that of the class of the decoder.
             raise unusable(path, 'text_config has no rope_theta; write that of the model into it')
         # The flag of the whole model decides, not that of the section.

@@ -274,12 +274,13 @@ class DocumentFile:
         )
 
     def _phases_of_documents(self) -> Iterable[Phase]:
-        """Returns the first phase with documents of every iteration."""
-        first: dict[int, Phase] = {}
+        """Returns the longest phase with documents of every iteration."""
+        longest: dict[int, Phase] = {}
         for phase in self._phases():
             if documents_of(self._config, phase):
-                first.setdefault(phase.iteration, phase)
-        return first.values()
+                other = longest.setdefault(phase.iteration, phase)
+                longest[phase.iteration] = max(other, phase, key=lambda each: each.steps)
+        return longest.values()
 
 
 def documents_of(config: Config, phase: Phase) -> int:

@@ -42,8 +42,8 @@ class Settings(Section):
     labels: Literal['proposer', 'majority'] = 'proposer'
     """What counts as right: the proposer's answer, or the most frequent one of the solver's rollouts (SQLM, R-Zero)."""
     separate_format: bool = False
-    """Score the four parts of the form one by one (paper), or all or nothing; then no question that contains its answer
-    is asked (code)."""
+    """True (paper): the parts of the form count one by one, and questions that contain their answer are asked. False
+    (code): all or nothing, and they are not asked."""
 
 
 class Recipe(RecipeBase):

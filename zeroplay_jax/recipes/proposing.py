@@ -32,7 +32,8 @@ class Proposal:
       trajectory: the rollout.
       question, answer: texts in its final turn; None if there is none.
       format: Dr. Zero's format score 'raw' and its parts.
-      rejected: why the question is not asked (unfinished, no_question, no_answer, leaks_answer, or a recipe's own);
+      rejected: why the question is not asked (unfinished, no_question, no_answer, leaks_answer where the form is not
+        scored in parts, or a recipe's own);
         None if it is.
       earns_form: whether its form is rewarded. A gate of a recipe may say False; its proposals still count as valid.
     """
@@ -95,6 +96,7 @@ def read_proposal(
     question = extract_last(final_text, 'question')
     answer = final_answer(trajectory)
     format_score = _format_score(trajectory, seed, question, answer, separate_format)
+    normal_form = normalize_answer(answer or '')
     # The first reason that applies is logged, so the order of the checks must not change.
     rejected: str | None = None
     if trajectory.finish != 'answer':
@@ -104,8 +106,8 @@ def read_proposal(
         rejected = 'no_question'
     elif not answer:
         rejected = 'no_answer'
-    # The paper has no such rule (eq. 4). An answer with an empty normal form is contained in every question.
-    elif not separate_format and normalize_answer(answer) in normalize_answer(question):
+    # An answer with an empty normal form is contained in every question. The paper has no rule for others (eq. 4).
+    elif not (separate_format and normal_form) and normal_form in normalize_answer(question):
         rejected = 'leaks_answer'
     return Proposal(trajectory, question, answer, format_score, rejected)
 

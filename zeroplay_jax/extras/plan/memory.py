@@ -63,7 +63,7 @@ def roles_of(config: Any) -> Roles:
         rank,
         versions,
         teachers > 0,
-        max(most_kept(config[role].top_p, config[role].top_k) for role in trained),
+        max((most_kept(config[role].top_p, config[role].top_k) for role in trained), default=0),
     )
 
 
