@@ -14,9 +14,10 @@ makes the other inputs. The last one takes the flags of `zeroplay train`, but fo
 - repeatable: with XLA_FLAGS=--xla_gpu_deterministic_ops=true;
 - killed: the same, ended with kill -9 after the first step that follows a checkpoint, and resumed.
 
-Prints a row per step, and a JSON object: the most memory beside that of a plan for --machine, and what is not the same,
-bit for bit, in repeatable and in killed. A run that takes more than a third of --seconds is ended; steps per role and
---config.eval.questions decide how long it takes.
+Prints a row per step, and a JSON object: the most memory beside that of a plan for --machine, both in GiB; which runs
+were finished; whether the third was killed before its end; and what is not the same, bit for bit, in it and in the
+second. A run that takes more than a third of --seconds is ended; steps per role and --config.eval.questions decide how
+long it takes.
 """
 
 from __future__ import annotations
@@ -160,7 +161,7 @@ def measure(config: Any, options: Any, words: list[str]) -> None:
     # All starts after the first read what it compiled.
     flags += ['--config.checkpoint.every=1', f'--config.compilation.cache={options.out}/programs']
     print(*COLUMNS, sep='\t')
-    runs = {}
+    runs, peaks = {}, []
     for name, xla in (('plain', ''), ('repeatable', DETERMINISTIC), ('killed', DETERMINISTIC)):
         until = time.monotonic() + options.seconds / 3
         run = Training(name, options.out / name, 1, '', tuple(flags), xla, until)
@@ -168,12 +169,20 @@ def measure(config: Any, options: Any, words: list[str]) -> None:
             figures['killed after steps'] = run.kill()
             figures['killed'] = not run.is_finished
         run.finish()
-        for row in rows_of(run, config):
+        rows = rows_of(run, config)
+        if not rows:
+            raise UserError(
+                f'{run.log_path(0)}: no step ended in {options.seconds / 3:.0f} seconds; raise --seconds'
+            )
+        for row in rows:
             print(*row, sep='\t', flush=True)
+        peaks += [row[-1] for row in rows if row[-1]]
         runs[name] = run
+    figures['most_gib'] = max(peaks, default=None)
+    figures['finished'] = [name for name, run in runs.items() if run.is_finished]
     figures['equal steps'] = equal_steps(runs['repeatable'], runs['killed'])
     figures['equal steps without the flag'] = equal_steps(runs['plain'], runs['repeatable'])
-    if all(run.is_finished for run in runs.values()):
+    if len(figures['finished']) == len(runs):
         figures['differences'] = kills.differences(runs['repeatable'], runs['killed'])
     print(json.dumps(figures))
 

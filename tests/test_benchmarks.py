@@ -52,6 +52,9 @@ def test_the_runs_for_a_gpu_show_on_a_cpu_that_a_seed_repeats_them(tmp_path, cap
     assert 2 <= shown.pop('killed after steps') < len(phases)
     # 0.9 million weights, with moments and slots.
     assert 0.01 < shown.pop('planned_gib') < 1
+    # The memory of a CPU is not known.
+    assert shown.pop('most_gib') is None and shown.pop('killed')
+    assert shown.pop('finished') == ['plain', 'repeatable', 'killed']
     steps = len(phases)
     equal = {'equal steps': steps, 'equal steps without the flag': steps, 'differences': []}
     assert shown == equal

@@ -259,12 +259,13 @@ def _update(
     if fields['policy.attention'] == 'dense':
         scores = 4 * tokens * fields['micro.tokens'] * sizes.heads / split
     chunk = min(fields['policy.logit_chunk'], fields['micro.tokens'])
-    head = 4 * (logits + teacher * roles.distills)
-    # One byte per logit: whether its id is kept.
-    head += roles.kept > 0
+    bytes_per_logit = 4 * (logits + teacher * roles.distills)
+    if roles.kept:
+        # Whether its id is kept.
+        bytes_per_logit += 1
     return {
         'copies of weights': copies * item * layer_weights + of_masters * masters,
         'activations': item * tokens * row + _DENSE_SCORES * kept_layers * scores,
-        'head': head * chunk * sizes.vocab_size / split,
+        'head': bytes_per_logit * chunk * sizes.vocab_size / split,
         'kept ids': 4 * tokens * roles.kept,
     }
