@@ -30,6 +30,7 @@ from .command import (
     similar_path,
 )
 from .encoder_folder import MINILM
+from .index import SCANN_PARAMETERS
 from .lexical import LexicalEncoder
 from .types import Encoder, RetrievalError
 
@@ -50,7 +51,7 @@ _NEEDS: tuple[tuple[tuple[str, ...], Callable[[argparse.Namespace], bool], str],
         'the encoder lexical does not take it; take it away, or choose another --encoder',
     ),
     (
-        folder.SCANN_PARAMETERS,
+        SCANN_PARAMETERS,
         lambda args: args.kind == 'scann',
         'is for ScaNN alone; take it away, or choose --kind scann',
     ),
@@ -141,7 +142,7 @@ def _run(args: argparse.Namespace) -> None:
         )
     parameters = {}
     if args.kind == 'scann':
-        parameters = {name: getattr(args, name) for name in folder.SCANN_PARAMETERS}
+        parameters = {name: getattr(args, name) for name in SCANN_PARAMETERS}
     source = pathlib.Path(downloads.fetch(args.corpus))
     folder.build(
         source,

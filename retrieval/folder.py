@@ -28,7 +28,7 @@ from . import corpus as corpus_lib
 from . import json_text, progress, shards
 from .command import similar_path
 from .corpus import Corpus
-from .index import Bm25Index, ExactIndex, ScannIndex
+from .index import SCANN_PARAMETERS, Bm25Index, ExactIndex, ScannIndex
 from .lexical import LexicalEncoder
 from .types import Encoder, RetrievalError
 
@@ -39,8 +39,6 @@ STAGES = ('corpus', 'encode', 'index')
 _LIBRARIES = ('jax', 'numpy', 'scann', 'tensorflow-text', 'bm25s')
 # Kind of the trained index → the library that reads its files: another version may read them differently.
 _LIBRARY_OF_KIND = {'scann': 'scann', 'bm25': 'bm25s'}
-# Parameters of `ScannIndex`.
-SCANN_PARAMETERS = ('leaves', 'leaves_searched', 'reorder')
 
 AnyIndex = ExactIndex | Bm25Index
 

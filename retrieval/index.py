@@ -298,6 +298,8 @@ def _nearest(
 # ScaNN learns √N leaves and 16 hash centres per block: too few passages make both noise, and a scan is faster.
 SCANN_MINIMUM = 1_000
 
+# Parameters of `ScannIndex`.
+SCANN_PARAMETERS = ('leaves', 'leaves_searched', 'reorder')
 # Vectors that the leaves are trained on.
 _TRAINING_SAMPLE = 100_000
 # Leaves with fewer vectors are merged by ScaNN.

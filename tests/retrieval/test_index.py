@@ -3,6 +3,7 @@
 import concurrent.futures
 import pathlib
 import random
+import unittest.mock
 
 import jax
 import numpy as np
@@ -14,6 +15,7 @@ from refused_calls import check_table
 from zeroplay_jax.mini import world
 from zeroplay_jax.retrieval import index as index_lib
 from zeroplay_jax.retrieval.corpus import MemoryCorpus
+from zeroplay_jax.retrieval.kept_index import trained_once
 from zeroplay_jax.retrieval.lexical import LexicalEncoder
 from zeroplay_jax.retrieval.types import split
 
@@ -212,6 +214,19 @@ def test_a_saved_index_answers_the_same(built, tmp_path):
     parts = (scann.encoder, scann.corpus, scann._vectors)
     opened = index_lib.ScannIndex(*parts, **settings, saved=tmp_path)
     same(opened.search(queries[:300], 5), scann.search(queries[:300], 5))
+
+
+def test_an_index_is_trained_once_for_the_same_vectors(tmp_path, monkeypatch):
+    encoder, names = random_table(1_200)
+    first = trained_once(encoder, names, names, tmp_path)
+    train = unittest.mock.Mock(side_effect=index_lib._train_searcher)
+    monkeypatch.setattr(index_lib, '_train_searcher', train)
+    kept = trained_once(encoder, names, names, tmp_path)
+    assert not train.called and kept.parameters == first.parameters
+    same(kept.search(names, 5), first.search(names, 5))
+    encoder.table[0] *= -1
+    trained_once(encoder, names, names, tmp_path)
+    assert train.called
 
 
 def test_what_cannot_be_searched_or_built_has_the_reason_of_the_table(built, tmp_path):

@@ -45,6 +45,7 @@ from zeroplay_jax.settings.schema import (
     Pool,
     Privileged,
     Run,
+    Schedule,
     TrainedRole,
 )
 from zeroplay_jax.types import UserError, first_line
@@ -137,12 +138,16 @@ def _fill(config: ConfigDict, defaults: Mapping[str, Any]) -> None:
 _OF_SOME_RECIPES = ('pool', 'privileged')
 # What goes with the file of another field of `inputs`.
 _FILE_OF_INPUT = {'types': 'documents', 'world_questions': 'questions'}
+# Fields of `schedule` about the documents on which questions are asked.
+_DOCUMENT_FIELDS = ('repeat_documents', 'initial_document')
 
 
 def _reads(recipe: type[recipes.Recipe], name: str, section: type[Section], field: str) -> bool:
     """Returns whether a recipe reads a field of one of its `_sections`."""
     if section is Inputs:
         return _FILE_OF_INPUT.get(field, field) in recipe.input_files
+    if section is Schedule and field in _DOCUMENT_FIELDS:
+        return 'documents' in recipe.input_files
     if section is TrainedRole and field in FILTER_FIELDS:
         return name in recipe.filterable_roles
     if section is TrainedRole and field in DISTILL_FIELDS:
@@ -158,7 +163,11 @@ def _sections(
     Raises:
       ConfigError: the name of a role is that of another section, for which it would be mistaken; a role cannot judge.
     """
-    sections: dict[str, type[Section]] = {**recipe.settings, 'inputs': Inputs}
+    sections: dict[str, type[Section]] = {
+        **recipe.settings,
+        'inputs': Inputs,
+        'schedule': Schedule,
+    }
     if recipes.reads_pool(recipe):
         sections['pool'] = Pool
     if recipe.distillable_roles:
