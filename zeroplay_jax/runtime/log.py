@@ -3,7 +3,7 @@
 A killed run resumes from its last checkpoint, which may be some steps older than the last line it wrote. The lines
 after that checkpoint are removed when the files are opened; the run then repeats those steps with the same values, but
 for times and rates, and writes them again. No curve shows such a step twice: TensorBoard drops them at the mark of a
-restart, and the services (Weights & Biases, MLflow) keep the values they have.
+restart, and Weights & Biases keeps the values that it has.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import json
 import math
 import os
 import pathlib
-import re
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,10 +27,8 @@ from zeroplay_jax.runtime import record as run_record
 from zeroplay_jax.settings.kinds import warn
 from zeroplay_jax.types import Json, UserError, first_line
 
-# Project or experiment of the services where the environment names none.
+# Project of Weights & Biases where the environment names none.
 _PROJECT = 'zeroplay_jax'
-# Characters that MLflow allows in the name of a metric.
-_NOT_ALLOWED = re.compile(r'[^\w\-. /]')
 
 
 class ScalarWriter(Protocol):
@@ -102,58 +99,17 @@ class WandbWriter:
         self._run.finish()
 
 
-class MlflowWriter:
-    """A run of MLflow at MLFLOW_TRACKING_URI; see `open_writers` for the arguments."""
-
-    def __init__(self, workdir: pathlib.Path, first_step: int):
-        import mlflow
-
-        self._entities: Any = mlflow.entities
-        self._client = mlflow.MlflowClient()
-        project = os.environ.get('MLFLOW_EXPERIMENT_NAME', _PROJECT)
-        experiment = self._client.get_experiment_by_name(project)
-        if experiment is None:
-            experiment_id = self._client.create_experiment(project)
-        else:
-            experiment_id = experiment.experiment_id
-        run_id = _run_id(workdir)
-        runs = self._client.search_runs([experiment_id], f"tags.workdir_id = '{run_id}'")
-        if runs:
-            self._run = runs[0].info.run_id
-        else:
-            name = workdir.resolve().name
-            run = self._client.create_run(experiment_id, run_name=name, tags={'workdir_id': run_id})
-            self._run = run.info.run_id
-        # Every step has this metric, so that the last one can be asked for.
-        history = self._client.get_metric_history(self._run, 'step')
-        self._next_step = max((entry.step + 1 for entry in history), default=0)
-
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        # MLflow adds a second value to a step instead of replacing the first.
-        if step < self._next_step:
-            return
-        now = int(1000 * time.time())
-        metrics = [self._entities.Metric('step', step, now, step)]
-        for name, value in values.items():
-            metrics.append(self._entities.Metric(_NOT_ALLOWED.sub('_', name), value, now, step))
-        self._client.log_batch(self._run, metrics=metrics)
-
-    def close(self) -> None:
-        self._client.set_terminated(self._run)
-
-
 def _run_id(workdir: pathlib.Path) -> str:
-    """Returns the id under which the services know the run in a workdir, so that a resumed run continues its curves."""
+    """Returns the id under which Weights & Biases knows a run, so that a resumed one continues its curves."""
     recorded = run_record.read(workdir)
     assert recorded is not None
     return recorded.id
 
 
-# Name in config.log.writers → writer. TensorBoard is a requirement of this package; the others are not.
+# Name in config.log.writers → writer. TensorBoard is a requirement of this package, wandb is not.
 _WRITERS: Mapping[str, Callable[[pathlib.Path, int], ScalarWriter]] = {
     'tensorboard': TensorBoardWriter,
     'wandb': WandbWriter,
-    'mlflow': MlflowWriter,
 }
 
 
@@ -178,7 +134,7 @@ class GuardedWriter:
             return
         try:
             call(self._writer)
-        # The services raise exceptions of many types, such as those of a lost connection.
+        # A service raises exceptions of many types, such as those of a lost connection.
         except Exception as error:
             self._writer = None
             warn(f'{self._name} {problem} ({first_line(error)}); metrics.jsonl has all metrics')
@@ -190,7 +146,7 @@ def open_writers(
     """Returns the writers of these names (`config.log.writers`).
 
     Args:
-      workdir: folder of the run; the services name the run after it.
+      workdir: folder of the run; Weights & Biases names the run after it.
       first_step: the first step that will be written; TensorBoard shows no earlier values from this step on.
 
     Raises:
@@ -206,7 +162,7 @@ def open_writers(
         except Exception as error:
             raise UserError(
                 f'config.log.writers: {name} cannot be opened ({first_line(error)}); set it up by its environment '
-                'variables (WANDB_MODE=offline, MLFLOW_TRACKING_URI), or leave it out'
+                'variables (WANDB_MODE=offline), or leave it out'
             ) from None
         writers.append(GuardedWriter(name, writer))
     return writers

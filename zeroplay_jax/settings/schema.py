@@ -174,10 +174,9 @@ Steps = Annotated[
 class Log(Section):
     """Destinations of metrics, and what an audit reads."""
 
-    writers: tuple[Literal['tensorboard', 'wandb', 'mlflow'], ...] = ('tensorboard',)
-    """Where metrics go beside metrics.jsonl: tensorboard, wandb, mlflow. The last two must be installed, and are set up
-    by their own environment variables (WANDB_PROJECT, WANDB_MODE, MLFLOW_EXPERIMENT_NAME,
-    MLFLOW_TRACKING_URI)."""
+    writers: tuple[Literal['tensorboard', 'wandb'], ...] = ('tensorboard',)
+    """Where metrics go beside metrics.jsonl: tensorboard, wandb. The last must be installed, and is set up by its own
+    environment variables (WANDB_PROJECT, WANDB_MODE)."""
     rows: Steps = ()
     """Numbers of steps whose trained rollouts go to rows.jsonl (100 kB each of 4,000 tokens), with the weights
     before and after in step<number>/, for [an audit](results.md#the-audit)."""
