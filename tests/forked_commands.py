@@ -5,7 +5,6 @@ what is loaded are tested in processes of their own.
 """
 
 import atexit
-import contextlib
 import gc
 import importlib
 import json
@@ -49,9 +48,7 @@ def load_libraries():
     from zeroplay_jax.configuration import fields
 
     for name in LIBRARIES:
-        # It may need an extra that was removed.
-        with contextlib.suppress(ModuleNotFoundError):
-            importlib.import_module(name)
+        importlib.import_module(name)
     fields.fields_of_all()  # imports all recipes
     gc.freeze()
 

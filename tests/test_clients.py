@@ -23,7 +23,6 @@ from zeroplay_jax.tools.base import Invocation
 from zeroplay_jax.types import UserError
 
 pytest.importorskip('mcp')
-pytest.importorskip('zeroplay_jax.extras.mcp')
 from zeroplay_jax.extras.mcp import tools as mcp_tools  # noqa: E402
 
 KEY = 'key-of-the-user'

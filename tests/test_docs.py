@@ -10,7 +10,6 @@ from unittest import mock
 
 import pytest
 from python_process import ROOT, run_python
-from removed_extras import has_left
 
 from zeroplay_jax.configuration import rules
 from zeroplay_jax.configuration.reference import reference
@@ -121,4 +120,4 @@ def test_the_files_to_read_exist():
         text = (ROOT / page).read_text(encoding='utf-8')
         for path in set(re.findall(r'[a-z_]+(?:/[a-z_]+)+\.(?:py|md)', text)):
             folders = (ROOT, ROOT / 'zeroplay_jax', ROOT / 'docs')
-            assert has_left(path) or any((folder / path).is_file() for folder in folders), path
+            assert any((folder / path).is_file() for folder in folders), path

@@ -1,23 +1,19 @@
 """Ways of answering without training, played by a script through the real sampler; and all of them on the miniature."""
 
-import dataclasses
 import importlib
 import itertools
 import types
 
 import pytest
-from scripted_rollouts import CONFIG, ScriptedSampler, scripted_policy
+from scripted_rollouts import scripted_policy, scripted_scheduler
 from trajectories import ASKS_SOLVER
 
 from zeroplay_jax.configuration import rules
 from zeroplay_jax.evaluation import answering, protocols
 from zeroplay_jax.evaluation.answering import evaluate
-from zeroplay_jax.policy import sharding
 from zeroplay_jax.rollout.call_syntax import syntax_of
 from zeroplay_jax.rollout.environment import Environment, Limits
 from zeroplay_jax.rollout.prompts import select
-from zeroplay_jax.rollout.scheduler import Scheduler
-from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.selfplay import recipe as recipes
 from zeroplay_jax.selfplay.answers import final_answer
 from zeroplay_jax.selfplay.context import Role, RolloutContext
@@ -37,7 +33,7 @@ def policy(tmp_path_factory):
 @pytest.fixture
 def play(policy, monkeypatch):
     """Answers QUESTIONS by scripts, identity → text of a turn; returns results, prompts by identity, and queries."""
-    codec, model, params = policy
+    codec = policy[0]
 
     def play(way, scripts, samples=1, context=4096, tools=None, recipe=ASKS_SOLVER, room=300):
         queries, prompts = [], {}
@@ -48,14 +44,9 @@ def play(policy, monkeypatch):
                 [{'id': q, 'title': 'T', 'text': f'Found for {q}', 'score': 1.0}] for q in batch
             ]
 
-        config = dataclasses.replace(CONFIG, eos=codec.eos_ids, context=context)
-        sampler = ScriptedSampler(model, config, sharding.make_mesh())
-        pool = SlotPool(sampler, seed=0)
         end = codec.eos_ids[0]
         turns = {name: [[*codec.encode(text), end]] for name, text in scripts.items()}
-        sampler.script(pool, turns)
-        scheduler = Scheduler({'w': pool})
-        scheduler.weights.publish('w', params, 0)
+        scheduler = scripted_scheduler(policy, turns, dict(context=context))
         rollout = scheduler.rollout
 
         def recorded(request):
@@ -65,7 +56,7 @@ def play(policy, monkeypatch):
         monkeypatch.setattr(scheduler, 'rollout', recorded)
         offered = {'search': SearchTool(search)} if tools is None else tools
         env = Environment(codec, syntax_of('search_r1'), Limits(3, 200, 300), offered)
-        roles = {'solver': Role('solver', 'w', 'solver', env, prompt_tokens=room)}
+        roles = {'solver': Role('solver', 'policy', 'solver', env, prompt_tokens=room)}
         context = RolloutContext(scheduler, roles, select('full'))
         if way == 'held out':
             return evaluate(context, QUESTIONS, 5, recipe), prompts, queries

@@ -13,11 +13,9 @@ from refused_calls import check_table
 from test_engine import (  # noqa: F401
     Game,
     assert_equal_arrays,
-    assert_equal_states,
     make,
     policy,
     snapshot,
-    trajectory,
 )
 
 from zeroplay_jax.runtime import signals
@@ -66,12 +64,17 @@ def game(policy):  # noqa: F811
     return made
 
 
+def played_steps(engine, schedule, first=0, last=None):
+    """Plays steps of a schedule, whose next one may begin early; yields their (metrics, rows)."""
+    followed = zip(schedule, [*schedule[1:], None])
+    for step, next_step in list(followed)[first:last]:
+        yield engine.run_step(step, lambda: None, next_step)
+
+
 def play(engine, schedule, first=0, last=None):
     """(versions, items, log) of every step of a schedule."""
-    schedule = [*schedule, None]
     records = []
-    for step, next_step in list(zip(schedule, schedule[1:]))[first:last]:
-        metrics, rows = engine.run_step(step, lambda: None, next_step)
+    for metrics, rows in played_steps(engine, schedule, first, last):
         versions = {row.trajectory.version for row in rows}
         items = [row.info.details['item'] for row in rows]
         records.append((versions, items, engine.task_log, metrics.get('staleness')))

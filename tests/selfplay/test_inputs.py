@@ -5,7 +5,7 @@ import pathlib
 
 from input_files import write
 from refused_calls import check_table
-from scripted import library
+from scripted import Material, library
 
 from zeroplay_jax.configs import common
 from zeroplay_jax.data import files
@@ -48,11 +48,6 @@ def test_answers_get_hop_counts_in_the_exact_ratio():
     config = common.get_config('ssp')
     config.schedule.hop_ratio = (4, 3, 2)
     texts = [f'a{i}' for i in range(18)]
-
-    class Worlds:
-        def answers(self):
-            return texts
-
-    hidden = datasets.hidden_answers(config, library(worlds=Worlds()))
+    hidden = datasets.hidden_answers(config, library(worlds=Material(answers=texts)))
     assert collections.Counter(item.hops for item in hidden) == {1: 8, 2: 6, 3: 4}
     assert [item.answer for item in hidden] == texts

@@ -4,24 +4,12 @@ import asyncio
 import copy
 
 import pytest
-from test_engine import (  # noqa: F401
-    Game,
-    assert_equal_states,
-    make,
-    policy,
-    snapshot,
-)
+from test_ahead import FILTERED, PAYS, played_steps
+from test_engine import Game, assert_equal_states, make, policy, snapshot  # noqa: F401
 
-from zeroplay_jax.selfplay.recipe import (
-    Recipe,
-    state_of,
-    with_state,
-)
+from zeroplay_jax.selfplay.recipe import Recipe, state_of, with_state
 from zeroplay_jax.selfplay.schedule import all_steps
 from zeroplay_jax.types import UserError
-
-PAYS = lambda item: (1, 0) if item % 3 else (0, 0)
-FILTERED = dict(filter_groups=True, batch=3, fill_rounds=3, surplus='drop')
 
 
 class Counted(Game):
@@ -67,10 +55,9 @@ def played(request, policy):  # noqa: F811
 
 
 def play(engine, first=0, last=None):
-    schedule = [*all_steps(engine.recipe.phases()), None]
+    schedule = all_steps(engine.recipe.phases())
     records = []
-    for step, next_step in list(zip(schedule, schedule[1:]))[first:last]:
-        _, rows = engine.run_step(step, lambda: None, next_step)
+    for _, rows in played_steps(engine, schedule, first, last):
         seen = {row.info.details['steps'] for row in rows}
         rollouts = [(row.trajectory.identity, row.reward, row.advantage) for row in rows]
         records.append((seen, rollouts, engine.task_log))

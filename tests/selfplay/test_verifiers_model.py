@@ -74,13 +74,6 @@ def test_a_message_of_the_harness_is_the_result_of_a_call():
     assert len(model.rollout.turns) == 2
 
 
-def test_the_harness_also_answers_calls_that_are_refused():
-    unknown = CALL.replace('search', 'find')
-    _, _, asked = play([unknown, 'I do not know.'], result('no such call'))
-    call = asked[1][1].turns[-1].call
-    assert (call.error, call.arguments, call.text) == ('unknown_tool', None, 'no such call')
-
-
 def test_a_message_behind_a_turn_without_a_call_is_a_note_and_a_full_slot_an_error():
     note = {'role': 'user', 'content': 'Without a t.'}
     replies, model, asked = play(['A tree.', TaskDropped('context_full')], note)
