@@ -143,7 +143,6 @@ YEAR = make_trajectory(Turn('<answer>1912</answer>'))
 CALLS = pathlib.Path(__file__).parent / 'golden' / 'api_refusals.txt'
 
 
-@pytest.mark.fault('kin-faces', 'wrong calls of the Python interface')
 def test_every_wrong_call_has_the_answer_of_the_table(policy, index, tmp_path):
     (tmp_path / 'file').touch()
     (tmp_path / 'empty').mkdir()
@@ -151,7 +150,6 @@ def test_every_wrong_call_has_the_answer_of_the_table(policy, index, tmp_path):
     check_table(CALLS, globals() | names, tmp_path)
 
 
-@pytest.mark.fault('kin-faces', 'metrics, answers and values of other types')
 def test_what_is_taken_has_its_value():
     check_values(CALLS.with_name('api_values.txt'), globals())
 

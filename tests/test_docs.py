@@ -83,7 +83,6 @@ def test_the_page_about_python_runs(monkeypatch):
     assert all(f'| `zp.{name}(' in page for name in names['zp'].__all__ if name.islower())
 
 
-@pytest.mark.fault('user-11', 'the example of the README')
 def test_the_python_example_of_the_readme_has_rewards_and_a_loss(tmp_path, monkeypatch):
     (example,) = python_blocks('README.md')
     # Its last line trains for minutes, in the function that the command calls.

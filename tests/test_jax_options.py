@@ -45,7 +45,6 @@ def option():
         jax.config.update(name, value)
 
 
-@pytest.mark.fault('nov29-B7', 'options of JAX that change types, noise or products')
 @pytest.mark.parametrize('name', REFUSED)
 def test_an_option_that_changes_numbers_is_refused(option, name):
     option(name, REFUSED[name])
@@ -54,7 +53,6 @@ def test_an_option_that_changes_numbers_is_refused(option, name):
     assert f'unset {name.upper()}, or call jax.config.update' in line
 
 
-@pytest.mark.fault('nov29-B7', 'the same where an index is searched, or a notebook computes a loss')
 def test_an_option_that_is_set_later_is_refused(option, tmp_path):
     index = ExactIndex(LexicalEncoder(64), MemoryCorpus(['a'], ['b']), np.ones((1, 64), np.float32))
     policy = zp.load_policy(tiny.make_folder(tmp_path / 'policy'), zp.config('drzero', 'mini'))
@@ -74,7 +72,6 @@ def tokens_of_noise():
     return token.tolist()
 
 
-@pytest.mark.fault('nov29-B7', 'another default generator of random numbers, such as rbg')
 @pytest.mark.parametrize(('name', 'value'), [(n, v) for n, vs in NOISE.items() for v in vs])
 def test_options_of_noise_change_no_token(option, name, value):
     expected = tokens_of_noise()

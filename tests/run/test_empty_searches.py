@@ -37,7 +37,6 @@ def config():
     return settings
 
 
-@pytest.mark.fault('B', 'evaluate over a server that finds nothing')
 def test_an_evaluation_whose_searches_find_nothing_stops_with_the_cause(config):
     with pytest.raises(TrainingStopped, match='http://127.0.0.1:9 .0 of 2.;') as stop:
         outcome.raise_if_nothing_found(config, counts_of([], []))
@@ -60,7 +59,6 @@ def metrics_of(*rows):
     return metrics.ratios(health.health([Row('solver', trajectory, 0.0, group=0)], (), {}))
 
 
-@pytest.mark.fault('B', 'a run over a server that finds nothing')
 def test_training_stops_with_status_3_although_its_steps_are_empty_as_well(config):
     watch = Alarms()
     engine = mock.Mock()

@@ -71,9 +71,6 @@ def other(tmp_path):
         ({}, OTHER_INPUTS, 'another content of policy.path'),
     ],
 )
-@pytest.mark.fault(
-    'A', 'a checkpoint of another run in the workdir, resumed; run.json of another run, --from'
-)
 def test_a_checkpoint_of_another_run_is_not_resumed(run, tmp_path, changes, inputs, difference):
     other = begin(tmp_path / 'other', config_of(**changes), inputs)
     run_folder.check_checkpoints(run)
@@ -87,7 +84,6 @@ def test_a_checkpoint_of_another_run_is_not_resumed(run, tmp_path, changes, inpu
 LOGS = ('metrics.jsonl', 'trajectories.jsonl')
 
 
-@pytest.mark.fault('A', 'a log or a record of another run: report')
 @pytest.mark.parametrize('name', (*LOGS, 'run.json'))
 def test_a_report_of_files_of_two_runs_is_refused(run, other, name):
     assert report_builder.read_run(run)['metrics'][0]['loss'] == 1.0
@@ -95,7 +91,6 @@ def test_a_report_of_files_of_two_runs_is_refused(run, other, name):
     assert 'is of another run' in refused(report_builder.read_run, run)
 
 
-@pytest.mark.fault('A', 'a log of another run in the workdir, resumed')
 @pytest.mark.parametrize('name', LOGS)
 def test_a_log_of_another_run_is_not_continued(run, other, name):
     exchange(run, other, name)
@@ -106,7 +101,6 @@ def test_a_log_of_another_run_is_not_continued(run, other, name):
     assert (run / name).read_bytes() == before
 
 
-@pytest.mark.fault('A', 'an exported policy in the workdir of another run')
 def test_an_export_in_the_workdir_of_another_run_is_refused(run, other):
     of_run = record.Record({}, policies={'solver': {'whole': {}}})
     texts = of_run.texts_of_policies(begin_run(run, config_of(), INPUTS))['solver']['whole']

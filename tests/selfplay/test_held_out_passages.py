@@ -147,7 +147,6 @@ def test_a_list_of_another_index_is_refused(config, place):
         build_library(config)
 
 
-@pytest.mark.fault('kin-held-out', 'a search server without the ids of the folder')
 def test_a_server_with_other_ids_cannot_leave_passages_out(config, place, monkeypatch):
     def retrieve(server, queries, k):
         answer = {'title': 'Town 1', 'text': 'river', 'score': 0.0}
