@@ -106,12 +106,6 @@ def test_the_page_counts_the_elements_of_the_table_and_they_are_where_it_says():
             assert is_path or is_row or name.replace('both.', 'solver.') in known, line
 
 
-def test_grpo_of_ssps_proposer_is_that_of_equation_4_and_table_4():
-    for row in ('ssp/grpo_reinforce', 'ssp/grpo_grpo'):
-        proposer = config_of(row).proposer
-        assert (proposer.kl_coef, proposer.minibatches) == (0.01, 2), row
-
-
 @pytest.mark.parametrize('variant', ['', 'mini'])
 def test_an_iteration_more_is_a_longer_schedule(variant):
     for row in ROWS_OF_PAPERS:

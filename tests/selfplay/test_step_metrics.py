@@ -209,15 +209,10 @@ def context_of(*lengths, earlier=()):
     return Trajectory(tokens, source, logp, (), 'answer', 'w', 0, (0,), earlier)
 
 
-def test_lengths_without_thoughts_are_those_of_what_was_written(monkeypatch):
+def test_lengths_without_thoughts_are_those_of_what_was_written():
     """Dropped thoughts count as response, and a retained turn is no part of the prompt."""
     trajectory = context_of(3, 1, 2, 2, earlier=(context_of(3, 0, 0, 4),))
     row = Row('solver', trajectory, 1.0, 0, teacher_prompt=np.zeros(5, np.int32))
     figures = means([row])
     lengths = [figures[f'{name}_tokens'] for name in ('prompt', 'policy', 'response')]
     assert lengths == [3, 6, 8]
-    # The teacher reads each context behind its own prompt.
-    read = []
-    monkeypatch.setattr(transformer, 'forward_operations', lambda *each: read.append(each) or 1.0)
-    assert step_metrics.teacher_operations('model', [row, solver_row()]) == 2.0
-    assert read == [('model', 9, 4), ('model', 10, 2)]

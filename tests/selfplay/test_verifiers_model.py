@@ -11,7 +11,7 @@ from examples.verifiers_env import recipe
 from zeroplay_jax.rollout.call_syntax import syntax_of
 from zeroplay_jax.rollout.environment import Environment, Limits
 from zeroplay_jax.tools.base import string_parameter
-from zeroplay_jax.types import TaskDropped, Turn, UserError
+from zeroplay_jax.types import TaskDropped, Turn
 
 CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "Rapon"}}\n</tool_call>'
 SEARCH = {'name': 'search', 'parameters': string_parameter('query', 'any text')}
@@ -82,11 +82,3 @@ def test_a_message_behind_a_turn_without_a_call_is_a_note_and_a_full_slot_an_err
     assert len(model.rollout.turns) == 1
     with pytest.raises(TaskDropped, match='prompt_too_long'):
         play([TaskDropped('prompt_too_long')])
-
-
-def test_history_that_changes_is_refused():
-    model = recipe.Model(Solver('A tree.', 'A stone.'), (7,))
-    asyncio.run(model.complete([QUESTION]))
-    summary = {'role': 'user', 'content': 'So far: a tree.'}
-    with pytest.raises(UserError, match='choose one that keeps its history'):
-        asyncio.run(model.complete([summary]))
