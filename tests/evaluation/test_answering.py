@@ -1,6 +1,5 @@
 """Ways of answering without training, played by a script through the real sampler; and all of them on the miniature."""
 
-import importlib
 import itertools
 import types
 
@@ -8,7 +7,7 @@ import pytest
 from scripted_rollouts import scripted_policy, scripted_scheduler
 from trajectories import ASKS_SOLVER
 
-from zeroplay_jax.configuration import rules
+from zeroplay_jax.configuration import fields, rules
 from zeroplay_jax.evaluation import answering, protocols
 from zeroplay_jax.evaluation.answering import evaluate
 from zeroplay_jax.rollout.call_syntax import syntax_of
@@ -210,7 +209,7 @@ def test_a_protocol_sets_what_is_not_given_and_says_where_it_is_from():
 
 @pytest.mark.parametrize('name', protocols.PROTOCOLS)
 def test_the_lengths_of_a_protocol_fit_the_config_of_its_paper(name):
-    config = importlib.import_module(f'zeroplay_jax.configs.{name}').get_config()
+    config = fields.config(name)
 
     def put(field, value):
         section, _, of_section = field.partition('.')

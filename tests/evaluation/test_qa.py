@@ -32,9 +32,6 @@ def test_other_agents_are_compared_and_what_differs_is_said(tmp_path, capsys):
     assert 'difference' in captured.out
     said = 'not the policy alone differs, but tokens: [5, 256, 512] and [11, 256, 512]; context: 500 and 1100'
     assert said in captured.err
-    both = result([1.0], tokens='other', metric='other')
-    with pytest.raises(UserError, match='tokens: .* evaluate both with the same --metric and --co'):
-        results.compare(result([1.0]), both)
 
 
 def evaluate(folder, *flags):
