@@ -162,17 +162,14 @@ def test_a_key_that_a_server_quotes_is_hidden(ask, server, caplog):
 
 
 def test_pauses_grow_and_are_as_long_as_the_server_asks():
-    exchange = web.Exchange('http://127.0.0.1')
-
     def pause(attempt, asked):
         reply = web.Reply(500, headers={'Retry-After': asked})
-        return exchange._pause_after(attempt, reply)
+        return web.Exchange('http://127.0.0.1')._pause_after(attempt, reply)
 
-    # A header that is no number says nothing.
     for attempt, longest in enumerate([0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]):
-        for asked in ('nan', 'Fri, 31 Dec 1999 23:59:59 GMT'):
-            assert longest / 2 <= pause(attempt, asked) <= longest
-    assert [pause(0, asked) for asked in ('1.5', '1e9')] == [1.5, 60.0]
+        # A header that is no number says nothing.
+        assert longest / 2 <= pause(attempt, 'nan') <= longest
+    assert pause(0, '1.5') == 1.5 and pause(0, '1e9') == 60.0
 
 
 def test_connections_outlive_event_loops(server, caplog):

@@ -115,7 +115,7 @@ def filled(kind, questions=3, step=8, round=1, **changes):
         pool.add(Question(f'What is {number}?', ('x',)))
     cursor = BatchCursor(drawn_in_phase=16, drawn_in_step=step, round=round, missing=5)
     tasks = recipe(ssp__fill=kind, **changes).tasks(STEP, pool, cursor)
-    assert {task.identity for task in tasks} == {(7, step + i) for i in range(len(tasks))}
+    assert [task.identity for task in tasks] == [(7, step + i) for i in range(len(tasks))]
     kinds = {(type(task.payload).__name__, task.external) for task in tasks}
     return f'{len(tasks)} {kinds or ""}'.strip()
 
