@@ -71,12 +71,10 @@ def test_the_end_of_every_iteration_is_a_policy(uninterrupted):
     assert (workdir / 'iteration2' / 'proposer').is_dir()
     first, last = (policy_of_iteration(f'{workdir}@iteration{number}') for number in (1, 2))
     end = load_file(workdir / 'policy' / 'solver' / 'model.safetensors')
-    equal = []
-    for folder in (first, last):
+    for folder, is_end in ((first, False), (last, True)):
         weights = load_file(pathlib.Path(folder) / 'model.safetensors')
-        assert weights.keys() == end.keys()
-        equal.append(all((x == end[name].astype(x.dtype)).all() for name, x in weights.items()))
-    assert equal == [False, True]
+        equal = [(weights[name] == x.astype(weights[name].dtype)).all() for name, x in end.items()]
+        assert all(equal) == is_end
 
 
 def test_a_longer_schedule_equals_one_that_was_that_long_from_the_start(tmp_path):

@@ -91,8 +91,6 @@ def test_the_gap_counts_trained_tokens_only():
     )
     (total, count) = step_metrics.sampler_gap([batch], make_context().hosts)['sampler_gap']
     assert count == 2 and total == pytest.approx(0.1)
-    batch.mask = ~np.ones_like(mask)
-    assert step_metrics.sampler_gap([batch], make_context().hosts) == {}
 
 
 # ---- figures of the alarms ---------------------------------------------------------------------------
