@@ -43,19 +43,6 @@ def test_damaged_and_missing_files_give_notes(tmp_path):
         assert has_note(run, text)
 
 
-def test_a_failed_write_keeps_the_old_report(run, monkeypatch):
-    before = report_builder.write_report(run).read_bytes()
-
-    def full_disk(*_):
-        raise OSError('no space left')
-
-    monkeypatch.setattr(report_builder.os, 'replace', full_disk)
-    with pytest.raises(OSError, match='no space'):
-        report_builder.write_report(run)
-    assert (run / 'report.html').read_bytes() == before
-    assert not list(run.glob('.report*'))
-
-
 @pytest.fixture
 def compared(run, tmp_path):
     """Returns the data of the page about the run and another one."""

@@ -19,8 +19,8 @@ from test_engine import (  # noqa: F401
 )
 
 from zeroplay_jax.runtime import signals
-from zeroplay_jax.selfplay.schedule import Phase, QuestionPool, all_steps, evaluation_step
-from zeroplay_jax.types import Preempted, Question
+from zeroplay_jax.selfplay.schedule import Phase, all_steps, evaluation_step
+from zeroplay_jax.types import Preempted
 
 PAYS = lambda item: (1, 0) if item % 3 else (0, 0)
 FILTERED = dict(filter_groups=True, batch=3, fill_rounds=3, surplus='drop')
@@ -145,16 +145,6 @@ def test_a_preempted_step_leaves_the_state_before_it(game, monkeypatch, ahead, s
     whole, *_ = game(name=f'whole {surplus}', **options)
     assert play(whole, schedule)[last:] == records
     assert_equal_arrays(engine.device_state(), whole.device_state())
-
-
-def test_the_pool_is_read_as_it_was_when_the_tasks_were_drawn():
-    pool = QuestionPool()
-    for text in ('one', 'two', 'three'):
-        pool.add(Question(text, ('answer',)))
-    pool.drop('late')
-    earlier = pool.earlier(2, {})
-    assert [question.text for question in earlier.questions] == ['one', 'two']
-    assert not earlier.drops and len(pool.questions) == 3
 
 
 def test_a_step_without_tasks_leaves_nothing_behind(game, monkeypatch):

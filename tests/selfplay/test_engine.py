@@ -212,19 +212,6 @@ def going_on(rollout, context):
     return two_contexts(rollout, context)
 
 
-def spoil_gradient(engine, monkeypatch):
-    whole = engine.updates.batches
-
-    def poisoned(role, rows, distill):
-        batches = []
-        for batch in whole(role, rows, distill):
-            advantage = np.where(batch.mask, np.float32('nan'), batch.advantage)
-            batches.append(dataclasses.replace(batch, advantage=advantage))
-        return batches
-
-    monkeypatch.setattr(engine.updates, 'batches', poisoned)
-
-
 MIXED = lambda item: (1, 0) if item % 2 else (0, 0)  # every second item has something to teach
 ALL = lambda item: (1, 0)
 FIRST_IS_DULL = lambda item: (1, 0) if item else (0, 0)

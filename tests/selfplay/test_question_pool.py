@@ -30,6 +30,9 @@ def pooled(*entries, drops=()):
     again = restored(pool)
     assert all(again.add(question) for question in questions)
     texts = [question.text for question in pool.questions]
+    # As it was when tasks of a step that begins early were drawn.
+    earlier = pool.earlier(1, {})
+    assert [question.text for question in earlier.questions] == texts[:1] and not earlier.drops
     batch = [question.text for question in pool.batch(0, 0, 0, 4)]
     return f'{reasons}; {texts}, {dict(pool.drops)}; batch of four: {batch}'
 
