@@ -193,20 +193,6 @@ def test_best_and_majority_of_samples(play):
     assert (answered.samples, answered.score, answered.vote) == ((0.0, 1.0, 0.0), 1.0, 0.0)
 
 
-def test_a_protocol_sets_what_is_not_given_and_says_where_it_is_from():
-    put = {}
-    reasons = {'judge.model': 'judge.kind is rule', 'limit': 'given'}
-
-    def setter(field, value):
-        if field not in reasons:
-            put[field] = value
-        return reasons.get(field, '')
-
-    line = protocols.apply('ssp', setter)
-    assert put['metric'] == 'judge' and put['rollout.max_turns'] == 11 and 'limit' not in put
-    assert 'metric=judge (section 4.1)' in line and 'limit (given), judge.model' in line
-
-
 @pytest.mark.parametrize('name', protocols.PROTOCOLS)
 def test_the_lengths_of_a_protocol_fit_the_config_of_its_paper(name):
     config = fields.config(name)

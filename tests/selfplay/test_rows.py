@@ -26,10 +26,10 @@ QUESTION = Question(
     answers=('x', 'y'),
     hops=3,
     rubrics=({'text': 'Name it.', 'priority': 'bonus'},),
-    path={'title': 'a', 'hops': 3, 'steps': [{'think': '', 'query': 'q', 'found': []}]},
+    path={'title': 'a', 'steps': [{'think': '', 'found': []}]},
     unique_key='k',
     solve_rate=1 / 3,
-    origin={'document': 'a', 'task': [1, 2], 'score': 0.1},
+    origin={'task': [1, 2], 'score': 0.1},
 )
 TURNS = (
     Turn('t', ToolCall('search', {'query_list': ['q', 'r']}, 'found', ((PASSAGE,), ()))),
