@@ -9,7 +9,6 @@ import sys
 import kept_programs
 import psutil
 import pytest
-import removed_extras
 from python_process import FLAGS
 
 gc.set_threshold(20_000, 20, 20)  # as commands do
@@ -47,16 +46,6 @@ def pytest_collection_modifyitems(items):
 def pytest_collection_finish():
     """What the imports made stays: collections of garbage pass over it."""
     gc.freeze()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(collector):
-    return removed_extras.skip((yield), collector.path)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item):
-    return removed_extras.skip((yield), item.path)
 
 
 @pytest.fixture(scope='session', autouse=True)

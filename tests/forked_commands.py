@@ -5,7 +5,7 @@ what is loaded are tested in processes of their own.
 """
 
 import atexit
-import contextlib
+import functools
 import gc
 import importlib
 import json
@@ -14,7 +14,6 @@ import os
 import pathlib
 import runpy
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -49,9 +48,7 @@ def load_libraries():
     from zeroplay_jax.configuration import fields
 
     for name in LIBRARIES:
-        # It may need an extra that was removed.
-        with contextlib.suppress(ModuleNotFoundError):
-            importlib.import_module(name)
+        importlib.import_module(name)
     fields.fields_of_all()  # imports all recipes
     gc.freeze()
 
@@ -61,19 +58,20 @@ class Server:
 
     def __init__(self, root):
         self._environment = dict(os.environ)
-        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._lock = threading.Lock()
         paths = [str(root), str(ROOT / 'tests')]
-        code = f'import sys; sys.path[:1] = {paths}; import forked_commands as forked; '
-        code += f'forked.serve({theirs.fileno()})'
+        code = (
+            f'import sys; sys.path[:1] = {paths}; import forked_commands; forked_commands.serve()'
+        )
         self._process = subprocess.Popen(
             [sys.executable, '-c', code],
             cwd=root,
             env=os.environ | {'PYTHONPATH': ''},
-            pass_fds=[theirs.fileno()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
-        theirs.close()
-        atexit.register(self._connection.close)
+        atexit.register(self._process.stdin.close)
 
     def takes(self, env):
         """Whether a process with this environment would have loaded the same libraries in the same way."""
@@ -83,51 +81,33 @@ class Server:
 
     def run(self, words, cwd, env, timeout):
         """`subprocess.CompletedProcess` of `python -m` with these words; nothing is its input."""
-        call = dict(module=words[0], words=words[1:], cwd=str(cwd), env=env)
-        with (
-            self._lock,
-            open(os.devnull) as empty,
-            tempfile.TemporaryFile('w+') as out,
-            tempfile.TemporaryFile('w+') as err,
-        ):
-            descriptors = [file.fileno() for file in (empty, out, err)]
-            socket.send_fds(self._connection, [json.dumps(call).encode()], descriptors)
-            process = int(self._received(None))
-            try:
-                status = int(self._received(timeout))
-            except TimeoutError:
-                os.kill(process, signal.SIGKILL)
-                self._received(None)
-                raise subprocess.TimeoutExpired(words, timeout) from None
-            out.seek(0)
-            err.seek(0)
-            texts = out.read(), err.read()
-        command = [sys.executable, '-m', *words]
-        return subprocess.CompletedProcess(command, os.waitstatus_to_exitcode(status), *texts)
-
-    def _received(self, timeout):
-        self._connection.settimeout(timeout)
-        text = self._connection.recv(64)
-        if not text:
-            raise RuntimeError(f'the process that forks commands ended: {self._process.wait()}')
-        return text
+        with self._lock, tempfile.TemporaryDirectory() as folder:
+            outputs = [pathlib.Path(folder, name) for name in ('out', 'err')]
+            call = dict(words=words, cwd=str(cwd), env=env, outputs=list(map(str, outputs)))
+            print(json.dumps(call), file=self._process.stdin, flush=True)
+            process = int(self._process.stdout.readline())
+            killer = threading.Timer(timeout, os.kill, (process, signal.SIGKILL))
+            killer.start()
+            status = int(self._process.stdout.readline())
+            killer.cancel()
+            texts = [path.read_text(encoding='utf-8') for path in outputs]
+        return subprocess.CompletedProcess([sys.executable, '-m', *words], status, *texts)
 
 
-_SERVERS: dict[pathlib.Path, Server] = {}
+@functools.cache
+def server_in(root):
+    return Server(root)
 
 
 def server_for(command, cwd, env):
     """What runs this command; None if it has to start on its own."""
     if command[:2] != [sys.executable, '-m']:
         return None
-    folders = map(pathlib.Path, search_path(cwd, env))
-    roots = [folder.resolve() for folder in folders if (folder / 'zeroplay_jax/main.py').is_file()]
-    if not roots:
-        return None
-    root = roots[0]
-    if root not in _SERVERS:
-        _SERVERS[root] = Server(root)
-    return _SERVERS[root] if _SERVERS[root].takes(env) else None
+    for folder in map(pathlib.Path, search_path(cwd, env)):
+        if (folder / 'zeroplay_jax/main.py').is_file():
+            server = server_in(folder.resolve())
+            return server if server.takes(env) else None
+    return None
 
 
 def search_path(cwd, env):
@@ -135,55 +115,43 @@ def search_path(cwd, env):
     return [str(cwd), *filter(None, env.get('PYTHONPATH', '').split(os.pathsep))]
 
 
-def serve(descriptor):
-    """Forks a process for every call, until nobody can call any more; in such a process it runs the command."""
+def serve():
+    """Forks a process for every call, a line of the input; answers with its id and, when it ends, with its status."""
     from zeroplay_jax.retrieval.command import import_tensorflow
 
+    # Streams of their own: what libraries print is no answer, and commands find theirs as if new.
+    calls, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), 'w')
+    os.dup2(2, 1)
     warnings.filterwarnings('ignore', '.* found in sys.modules after import', RuntimeWarning)
     import_tensorflow()  # without Keras
     importlib.import_module('scann')
     load_libraries()
     # Absl's, which it adds when it is imported, and again where it is used.
     logging.root.handlers.clear()
-    with socket.socket(fileno=descriptor) as connection:
-        while True:
-            text, descriptors, *_ = socket.recv_fds(connection, 1 << 20, 3)
-            if not text:
-                return
-            process = os.fork()
-            if not process:
-                break
-            for received in descriptors:
-                os.close(received)
-            connection.send(str(process).encode())
-            _, status = os.waitpid(process, 0)
-            connection.send(str(status).encode())
-    call = json.loads(text)
-    _take(descriptors)
-    os.chdir(call['cwd'])
+    for line in calls:
+        process = os.fork()
+        if not process:
+            play(**json.loads(line))
+        print(process, file=answers, flush=True)
+        _, status = os.waitpid(process, 0)
+        print(os.waitstatus_to_exitcode(status), file=answers, flush=True)
+
+
+def play(words, cwd, env, outputs):
+    """Runs a command in this process as `python -m` does, and ends it."""
+    for standard, path in enumerate([os.devnull, *outputs]):
+        os.dup2(os.open(path, os.O_RDWR | os.O_CREAT), standard)
+    os.chdir(cwd)
     os.environ.clear()
-    os.environ.update(call['env'])
+    os.environ.update(env)
     # In place of the two paths of this module.
-    sys.path[:2] = search_path(call['cwd'], call['env'])
-    sys.argv = [call['module'], *call['words']]
-    _run(call['module'])
+    sys.path[:2] = search_path(cwd, env)
+    sys.argv = list(words)
+    end_with(words[0])
 
 
-def _take(descriptors):
-    """Makes these the standard input, output and errors."""
-    for standard, received in enumerate(descriptors):
-        os.dup2(received, standard)
-        os.close(received)
-    # The streams that are there remember what they were opened for.
-    sys.stdin = sys.__stdin__ = open(0, closefd=False)
-    sys.stdout = sys.__stdout__ = open(1, 'w', closefd=False)
-    sys.stderr = sys.__stderr__ = open(
-        2, 'w', buffering=1, errors='backslashreplace', closefd=False
-    )
-
-
-def _run(module):
-    """Runs a module as `python -m` does and ends the process.
+def end_with(module):
+    """Runs a module and ends the process.
 
     An interpreter that ends frees all that was imported, which takes longer than most refusals; here it ends without.
     """

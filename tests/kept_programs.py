@@ -36,19 +36,14 @@ def end_session(folder, owner):
     # A fork of the process that began the session ends as well.
     if os.getpid() != owner:
         return
-    if KEPT.parent.is_dir():
-        # Without space, or beside a session that begins anew, nothing more is kept.
-        with contextlib.suppress(OSError):
-            keep(folder)
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def keep(folder):
-    KEPT.mkdir(exist_ok=True)
-    for path in folder.glob('*-cache'):
-        if not (KEPT / path.name).exists() and is_whole(path):
-            with contextlib.suppress(FileExistsError):
+    # Without an environment or space, or beside a session that begins anew, nothing more is kept.
+    with contextlib.suppress(OSError):
+        KEPT.mkdir(exist_ok=True)
+        known = {path.name for path in KEPT.iterdir()}
+        for path in folder.glob('*-cache'):
+            if path.name not in known and is_whole(path):
                 os.link(path, KEPT / path.name)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def is_whole(path):

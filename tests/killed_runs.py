@@ -1,4 +1,4 @@
-"""Runs that end right after a checkpoint, as if the process had been killed, for tests that resume them."""
+"""Runs that end right after their first checkpoint, as if the process had been killed."""
 
 import pytest
 
@@ -10,17 +10,15 @@ class Killed(Exception):
     pass
 
 
-def run_until(step, monkeypatch, config, workdir, source=None):
-    """Runs until the checkpoint of this step is on the disk; None: until the first one."""
+def run_to_first_checkpoint(monkeypatch, config, workdir, source):
+    """Runs until a checkpoint is on the disk; the run begins with the state of another one."""
     save = Checkpointer.save
 
-    def save_and_kill(self, saved_step, *args):
-        save(self, saved_step, *args)
+    def save_and_kill(self, *args):
+        save(self, *args)
         self.wait()
-        if step in (None, saved_step):
-            raise Killed
+        raise Killed
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Checkpointer, 'save', save_and_kill)
-        with pytest.raises(Killed):
-            loop.run(config, workdir, source)
+    monkeypatch.setattr(Checkpointer, 'save', save_and_kill)
+    with pytest.raises(Killed):
+        loop.run(config, workdir, source)

@@ -4,7 +4,6 @@ import re
 import tomllib
 
 from python_process import ROOT
-from removed_extras import REMOVED
 
 from zeroplay_jax.commands import COMMANDS
 
@@ -13,8 +12,6 @@ PYTHON = '.venv/bin/python '
 SHELL = ('', 'bash', 'sh')  # how fences of commands begin
 # Commands with an address in a bucket, wherever it stands: tests/extras/buckets plays them at an emulator.
 ADDRESS = 'gs://'
-# The pages also name the commands of removed extras.
-MODULES = COMMANDS | {extra: f'extras.{extra}' for extra in REMOVED}
 
 
 def blocks(page, *languages):
@@ -31,7 +28,7 @@ def commands(page):
 def as_module(command):
     """A command as every environment runs it: `python -m zeroplay_jax.MODULE` in the place of `zeroplay NAME`."""
     program = r'(?<![\w./-])(?:[\w./-]*/)?zeroplay (\w+)'
-    return re.sub(program, lambda name: f'{PYTHON}-m zeroplay_jax.{MODULES[name[1]]}', command)
+    return re.sub(program, lambda name: f'{PYTHON}-m zeroplay_jax.{COMMANDS[name[1]]}', command)
 
 
 def runnable(page):

@@ -9,7 +9,6 @@ import re
 
 import numpy as np
 import pytest
-import removed_extras
 
 from zeroplay_jax.types import UserError
 
@@ -56,7 +55,6 @@ def check_answers(path, answer_of, folder, prompt=PROMPT):
     if os.environ.get('REWRITE_TABLES'):
         path.write_text(written, encoding='utf-8')
     expected = path.read_text(encoding='utf-8')
-    written = removed_extras.with_rows_of(expected, written)
     changes = difflib.unified_diff(expected.splitlines(), written.splitlines(), lineterm='', n=2)
     remedy = f'REWRITE_TABLES=1 .venv/bin/python -m pytest -q on this test writes {path.name} again'
     assert written == expected, '\n'.join([remedy, *changes])
@@ -65,14 +63,6 @@ def check_answers(path, answer_of, folder, prompt=PROMPT):
 def rounded(values, digits=4):
     """Numbers as a table shows them."""
     return ' '.join(f'{float(value):.{digits}f}' for value in np.ravel(values))
-
-
-def fault_rows(key, table):
-    """Rows of {name: values} for `pytest.mark.parametrize`; each is a fault that was reported under this key."""
-    rows = []
-    for name, values in table.items():
-        rows.append(pytest.param(*values, id=name, marks=pytest.mark.fault(key, name)))
-    return rows
 
 
 def check_values(path, names):

@@ -86,7 +86,7 @@ def ppo_config():
     return config
 
 
-def league_config(rank=4):
+def league_config():
     """Snapshots of adapters, a state of the recipe, and steps that begin early."""
     config = small(ahead_runs.make_config())
     config.solver.update(steps=2, fill_rounds=1)
@@ -94,7 +94,7 @@ def league_config(rank=4):
     config.eval.update(questions=2, every=2)
     config.checkpoint.best = 'em/mean'
     config.inputs.world_questions = 16
-    config.policy.adapters.rank = rank
+    config.policy.adapters.rank = 4
     config.recipe = 'tests.selfplay.league_recipe'
     fit_to_recipe(config)
     return config
@@ -121,10 +121,8 @@ RUNS = {
     'cross': (lambda: with_pool(cross.get_config('mini')), 5),
     'ppo': (ppo_config, 3),
     'league': (league_config, 4),
-    'league_of_weights': (lambda: league_config(rank=0), 5),
     'prompts': (prompts_config, 4),
     'folding': (lambda: example_runs.make_config('folding'), 3),
-    'turn_credit': (lambda: example_runs.make_config('turn_credit'), 3),
     'hint': (lambda: example_runs.make_config('hint', 'hinter'), 3),
 }
 

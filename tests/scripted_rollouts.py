@@ -75,16 +75,23 @@ def scripted_policy(folder):
         sampler.programs.cache_clear()
 
 
-def play(policy, syntax, tools, scripts, order=1, slots=2, searched=(0, ''), **options):
-    """Rollouts whose turns are `scripts` (texts), one request each."""
+def scripted_scheduler(policy, turns, sizes, **options):
+    """A scheduler of the weights `policy`; `turns`: identity of a rollout → the tokens of its turns."""
     codec, model, params = policy
-    config = dataclasses.replace(CONFIG, slots=slots, eos=codec.eos_ids)
+    config = dataclasses.replace(CONFIG, eos=codec.eos_ids, **sizes)
     sampler = ScriptedSampler(model, config, sharding.make_mesh())
     pool = SlotPool(sampler, seed=0)
-    turns = {(i, 0): [codec.encode(text) for text in script] for i, script in enumerate(scripts)}
     sampler.script(pool, turns)
     scheduler = Scheduler({'policy': pool}, **options)
     scheduler.weights.publish('policy', params, 0)
+    return scheduler
+
+
+def play(policy, syntax, tools, scripts, order=1, slots=2, searched=(0, ''), **options):
+    """Rollouts whose turns are `scripts` (texts), one request each."""
+    codec = policy[0]
+    turns = {(i, 0): [codec.encode(text) for text in script] for i, script in enumerate(scripts)}
+    scheduler = scripted_scheduler(policy, turns, dict(slots=slots), **options)
     env = Environment(codec, syntax_of(syntax), Limits(12, 300, 1200), tools, searched=searched)
     prompt = env.prompt_ids(Prompt('{tools}\nQuestion: {question}'), question='q')
     requests = [Request('policy', prompt, (i,), env) for i in range(len(scripts))]

@@ -118,14 +118,10 @@ def test_a_tool_of_the_notebook_is_called_and_its_results_are_shown_as_the_polic
     ((rollout,),) = zp.sample_rollouts(
         policy, index, [question], tools=[FixedSearch()], temperature=0.0
     )
-    limit = policy.config.rollout.observation_tokens
-    whole = len(policy.codec.encode(rollout.turns[0].call.text))
-    pattern = r'ok\] (.*?) \[… (\d+) tokens left out\]'
-    read, left_out = re.search(pattern, zp.show(rollout), re.S).groups()
+    assert rollout.turns[0].call.text.endswith('end')
+    (read,) = re.findall(r'ok\] (.*?) \[… \d+ tokens left out\]', zp.show(rollout), re.S)
     assert 'Lomi and Gumu' in read and 'end' not in read
-    assert len(policy.codec.encode(read)) <= limit
-    # The tags around the result are a few tokens.
-    assert whole - limit <= int(left_out) <= whole - limit + 20
+    assert len(policy.codec.encode(read)) <= policy.config.rollout.observation_tokens
 
 
 # ---- wrong arguments: one line with the function, the argument and the fix -----------------------------------
@@ -143,7 +139,6 @@ YEAR = make_trajectory(Turn('<answer>1912</answer>'))
 CALLS = pathlib.Path(__file__).parent / 'golden' / 'api_refusals.txt'
 
 
-@pytest.mark.fault('kin-faces', 'wrong calls of the Python interface')
 def test_every_wrong_call_has_the_answer_of_the_table(policy, index, tmp_path):
     (tmp_path / 'file').touch()
     (tmp_path / 'empty').mkdir()
@@ -151,7 +146,6 @@ def test_every_wrong_call_has_the_answer_of_the_table(policy, index, tmp_path):
     check_table(CALLS, globals() | names, tmp_path)
 
 
-@pytest.mark.fault('kin-faces', 'metrics, answers and values of other types')
 def test_what_is_taken_has_its_value():
     check_values(CALLS.with_name('api_values.txt'), globals())
 

@@ -43,11 +43,10 @@ def test_the_runs_for_a_gpu_show_on_a_cpu_that_a_seed_repeats_them(tmp_path, cap
     gpu_run.main([f'--out={tmp_path / "runs"}', *GPU_RUN.split()])
     columns, *rows, figures = capsys.readouterr().out.splitlines()
     cells = [dict(zip(columns.split('\t'), row.split('\t'), strict=True)) for row in rows]
+    phases = ['evaluation', 'proposer', 'proposer', 'generate', 'solver', 'evaluation']
     for run in ('plain', 'repeatable', 'killed'):
-        steps = [row for row in cells if row['run'] == run]
-        phases = ['evaluation', 'proposer', 'proposer', 'generate', 'solver', 'evaluation']
-        assert [row['phase'] for row in steps] == phases
-        assert float(steps[2]['tokens/s']) > 0 < float(steps[2]['trained tokens/s'])
+        assert [row['phase'] for row in cells if row['run'] == run] == phases
+    assert float(cells[2]['tokens/s']) > 0 < float(cells[2]['trained tokens/s'])
     shown = json.loads(figures)
     assert 2 <= shown.pop('killed after steps') < len(phases)
     # 0.9 million weights, with moments and slots.

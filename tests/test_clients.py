@@ -23,7 +23,6 @@ from zeroplay_jax.tools.base import Invocation
 from zeroplay_jax.types import UserError
 
 pytest.importorskip('mcp')
-pytest.importorskip('zeroplay_jax.extras.mcp')
 from zeroplay_jax.extras.mcp import tools as mcp_tools  # noqa: E402
 
 KEY = 'key-of-the-user'
@@ -88,7 +87,6 @@ proxy = server  # another one
 PROXIES = ['http_proxy', 'HTTP_PROXY', 'ALL_PROXY']
 
 
-@pytest.mark.fault('nov29-B4', 'a server outside and a proxy in the environment')
 @pytest.mark.parametrize('variable', PROXIES)
 def test_the_proxy_of_the_environment_leads_to_a_server_outside(ask, proxy, variable, monkeypatch):
     monkeypatch.setenv(variable, proxy.address)
@@ -96,7 +94,6 @@ def test_the_proxy_of_the_environment_leads_to_a_server_outside(ask, proxy, vari
     assert all('http://search.example/' in line for line in proxy.seen)
 
 
-@pytest.mark.fault('nov29-B5', 'a server of this machine and a proxy in the environment')
 @pytest.mark.parametrize(
     'host',
     ['127.0.0.1', 'localhost', 'LOCALHOST', '127.1', '0.0.0.0', '[::ffff:127.0.0.1]'],
@@ -116,7 +113,6 @@ def test_no_proxy_is_heeded(ask, proxy, monkeypatch):
 
 
 @pytest.mark.skipif(not shutil.which('openssl'), reason='openssl makes the certificate')
-@pytest.mark.fault('nov29-B6', 'a server with a certificate of a private authority')
 def test_a_private_authority_is_trusted_if_the_environment_says_so(ask, tmp_path, monkeypatch):
     file = str(tmp_path / 'key and certificate.pem')
     words = 'openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes'.split()
@@ -129,7 +125,6 @@ def test_a_private_authority_is_trusted_if_the_environment_says_so(ask, tmp_path
         assert ask(encrypted.address) == (True, '')
 
 
-@pytest.mark.fault('nov29-C2', 'status 307 to another host')
 def test_a_redirect_is_not_followed_and_the_new_address_is_named(ask, server, proxy):
     server.mode = 'redirect'
     there = f'{proxy.address}/there'
@@ -142,7 +137,6 @@ def test_a_redirect_is_not_followed_and_the_new_address_is_named(ask, server, pr
     assert '\n' not in line and KEY not in line
 
 
-@pytest.mark.fault('nov29-C6', 'replies that are too long, compressed or slow')
 @pytest.mark.parametrize(
     'mode, seconds, words',
     [
@@ -159,7 +153,6 @@ def test_a_reply_has_bounds(ask, server, mode, seconds, words):
     assert not answered and words in line and '\n' not in line
 
 
-@pytest.mark.fault('nov29-C4', 'status 401 that quotes the key')
 def test_a_key_that_a_server_quotes_is_hidden(ask, server, caplog):
     server.mode = 'echo'
     with caplog.at_level(logging.DEBUG):
@@ -168,22 +161,17 @@ def test_a_key_that_a_server_quotes_is_hidden(ask, server, caplog):
     assert KEY not in line and KEY not in caplog.text
 
 
-@pytest.mark.fault('nov29-web-11', 'Retry-After of fractions, pauses that grow')
 def test_pauses_grow_and_are_as_long_as_the_server_asks():
-    exchange = web.Exchange('http://127.0.0.1')
-
     def pause(attempt, asked):
         reply = web.Reply(500, headers={'Retry-After': asked})
-        return exchange._pause_after(attempt, reply)
+        return web.Exchange('http://127.0.0.1')._pause_after(attempt, reply)
 
-    # A header that is no number says nothing.
     for attempt, longest in enumerate([0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]):
-        for asked in ('nan', 'Fri, 31 Dec 1999 23:59:59 GMT'):
-            assert longest / 2 <= pause(attempt, asked) <= longest
-    assert [pause(0, asked) for asked in ('1.5', '1e9')] == [1.5, 60.0]
+        # A header that is no number says nothing.
+        assert longest / 2 <= pause(attempt, 'nan') <= longest
+    assert pause(0, '1.5') == 1.5 and pause(0, '1e9') == 60.0
 
 
-@pytest.mark.fault('nov29-C3', 'a judge that is asked in several event loops')
 def test_connections_outlive_event_loops(server, caplog):
     at_once = 8
     server.together = threading.Barrier(at_once, timeout=SECONDS)
@@ -216,7 +204,6 @@ print(len(backend.retrieve(['q'], 1)), flush=True)
 """
 
 
-@pytest.mark.fault('nov29-web-2', 'a search in a forked process')
 def test_a_forked_process_has_connections_of_its_own(server):
     words = [sys.executable, '-c', FORKED, server.address]
     run = subprocess.run(words, capture_output=True, text=True, timeout=3 * SECONDS, check=False)

@@ -10,7 +10,6 @@ from unittest import mock
 
 import pytest
 from python_process import ROOT, run_python
-from removed_extras import has_left
 
 from zeroplay_jax.configuration import rules
 from zeroplay_jax.configuration.reference import reference
@@ -84,7 +83,6 @@ def test_the_page_about_python_runs(monkeypatch):
     assert all(f'| `zp.{name}(' in page for name in names['zp'].__all__ if name.islower())
 
 
-@pytest.mark.fault('user-11', 'the example of the README')
 def test_the_python_example_of_the_readme_has_rewards_and_a_loss(tmp_path, monkeypatch):
     (example,) = python_blocks('README.md')
     # Its last line trains for minutes, in the function that the command calls.
@@ -121,4 +119,4 @@ def test_the_files_to_read_exist():
         text = (ROOT / page).read_text(encoding='utf-8')
         for path in set(re.findall(r'[a-z_]+(?:/[a-z_]+)+\.(?:py|md)', text)):
             folders = (ROOT, ROOT / 'zeroplay_jax', ROOT / 'docs')
-            assert has_left(path) or any((folder / path).is_file() for folder in folders), path
+            assert any((folder / path).is_file() for folder in folders), path

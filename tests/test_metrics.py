@@ -3,7 +3,6 @@
 import math
 from unittest import mock
 
-import pytest
 import run_files
 
 from zeroplay_jax.runtime import log
@@ -60,7 +59,6 @@ def write_steps(folder, first, last):
     metrics.close()
 
 
-@pytest.mark.fault('F9', 'EventAccumulator.Scalars() of a script')
 def test_the_board_has_every_step_once_after_a_kill(tmp_path):
     write_steps(tmp_path, 0, 6)
     # Killed in the middle of a record, four steps after the checkpoint.

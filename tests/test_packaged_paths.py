@@ -19,9 +19,6 @@ def elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.fault(
-    'user-1', 'a packaged policy, texts and configs, named in a folder that is no checkout'
-)
 def test_what_is_packaged_is_found_from_any_folder():
     config = zp.config('drzero', 'mini', {'policy.path': BASE})
     rules.check(config)

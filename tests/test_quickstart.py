@@ -128,16 +128,6 @@ def test_other_settings_are_another_run_over_the_same_index(texts, tmp_path):
         assert command[2] == f'--workdir={tmp_path}/w/{name}'
 
 
-def test_the_passages_that_are_measured_are_of_the_whole_corpus(tmp_path, monkeypatch):
-    monkeypatch.setattr(english, '_PASSAGES', 10)
-    texts = ['short'] * 50 + ['long ' * 300] * 50
-    passages = [{'id': str(number), 'contents': text} for number, text in enumerate(texts)]
-    input_files.write(tmp_path / 'corpus.jsonl', *passages)
-    rollout = english.get_config(str(tmp_path)).rollout
-    # The proposer's prompt has one passage.
-    assert rollout.observation_tokens > 3 * 300 and rollout.prompt_tokens > 300
-
-
 def interrupt(*_):
     raise KeyboardInterrupt
 

@@ -53,7 +53,6 @@ def test_every_stage_ran(whole):
     assert all('Path:' in text for text in shown)
 
 
-@pytest.mark.fault('user-3', 'a `:mini` run, whose every role is to be trained by its rewards')
 def test_every_trained_role_is_updated_by_rewards_that_differ(whole):
     system, workdir = whole
     config = fields.config(system, 'mini')

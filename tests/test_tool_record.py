@@ -27,11 +27,9 @@ class Weather(Tool):
 SEARCH, WEATHER, OPEN = SearchTool(None), Weather(), OpenTool(None)
 
 
-def begin(workdir, of_solver, of_proposer=(WEATHER,), is_resumed=True):
-    roles = {}
-    for name, tools in (('proposer', of_proposer), ('solver', of_solver), ('judge', ())):
-        env = types.SimpleNamespace(tools={tool.name: tool for tool in tools})
-        roles[name] = types.SimpleNamespace(env=env)
+def begin(workdir, tools, is_resumed=True):
+    env = types.SimpleNamespace(tools={tool.name: tool for tool in tools})
+    roles = {'solver': types.SimpleNamespace(env=env)}
     begin_run(workdir, quickstart.get_config(), roles=roles, is_resumed=is_resumed)
 
 

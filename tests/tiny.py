@@ -61,11 +61,11 @@ def make_folder(path, *, letters=None, seed=0, **config):
         chat_template=TEMPLATE,
     )
     wrapped.save_pretrained(str(path))
-    fields = (
-        dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
-        | config
-    )
-    raw = dict(
+    fields = dict(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
         architectures=['Qwen3ForCausalLM'],
         model_type='qwen3',
         vocab_size=backend.get_vocab_size(),
@@ -77,7 +77,7 @@ def make_folder(path, *, letters=None, seed=0, **config):
         max_position_embeddings=2048,
         hidden_act='silu',
     )
-    (path / 'config.json').write_text(json.dumps(raw | fields))
+    (path / 'config.json').write_text(json.dumps(fields | config))
     model = hf.read_config(path)
     params = transformer.init(model, jax.random.key(seed))
     # Random norms, biases and a spread of logits: nothing may pass because a scale happens to be one.

@@ -1,25 +1,32 @@
 """What tests of configs share: the line of a refused config, and the command in a process of its own."""
 
 import ast
+import json
 import pathlib
 
-import pytest
 from ml_collections import ConfigDict
 from python_process import run_python
+from refused_calls import refused
 
 from zeroplay_jax.configuration import fields, rules
-from zeroplay_jax.types import UserError
+from zeroplay_jax.policy.adapter_config import CONFIG_FILE, AdapterConfig
+from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT
 
 ROOT = pathlib.Path(__file__).parents[2]
 FILES = ('config.json', 'tokenizer.json', 'model.safetensors')
 
 
 def message(config):
-    with pytest.raises(UserError) as caught:
-        rules.check(config)
-    text = str(caught.value)
-    assert '\n' not in text
-    return text
+    return refused(rules.check, config)
+
+
+def write_adapter(folder, **changes):
+    """The config of an adapter over the built-in checkpoint, with these fields changed; its folder as a text."""
+    linears = ('down', 'gate', 'k', 'o', 'q', 'up', 'v')
+    stored = AdapterConfig(rank=4, alpha=32.0, linears=linears, base=BUILT_IN_CHECKPOINT)
+    folder.mkdir(exist_ok=True)
+    (folder / CONFIG_FILE).write_text(json.dumps(stored.fields() | changes))
+    return str(folder)
 
 
 def run(*arguments):

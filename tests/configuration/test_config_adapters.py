@@ -1,35 +1,25 @@
 """Settings of adapters that cannot work are refused in one line, before anything is loaded."""
 
-import json
 import shutil
 
 import pytest
-from config_checks import message
+from config_checks import message, write_adapter
 
 from zeroplay_jax.configs import drzero
 from zeroplay_jax.configuration import rules
-from zeroplay_jax.policy.adapter_config import CONFIG_FILE, AdapterConfig
 from zeroplay_jax.run import build
 from zeroplay_jax.settings.kinds import BUILT_IN_CHECKPOINT, ConfigError
 
-LINEARS = ('down', 'gate', 'k', 'o', 'q', 'up', 'v')
-
 
 @pytest.fixture
-def adapter(tmp_path):
-    return write_adapter(tmp_path, BUILT_IN_CHECKPOINT)
-
-
-def write_adapter(folder, base):
-    stored = AdapterConfig(rank=4, alpha=32.0, linears=LINEARS, base=base)
-    (folder / CONFIG_FILE).write_text(json.dumps(stored.fields()))
-    return str(folder)
-
-
-def test_an_adapter_belongs_to_one_base(adapter, tmp_path, capsys):
+def config():
     config = drzero.get_config('mini')
     config.policy.adapters.rank = 4
-    config.solver.adapter = adapter
+    return config
+
+
+def test_an_adapter_belongs_to_one_base(config, tmp_path, capsys):
+    config.solver.adapter = write_adapter(tmp_path)
     config.policy.path = str(shutil.copytree(BUILT_IN_CHECKPOINT, tmp_path / 'copy'))
     rules.check(config)
     weights = tmp_path / 'copy' / 'model.safetensors'
@@ -39,16 +29,14 @@ def test_an_adapter_belongs_to_one_base(adapter, tmp_path, capsys):
     text = message(config)
     assert text.startswith('config.solver.adapter=') and str(BUILT_IN_CHECKPOINT) in text
     assert 'set policy.path to that folder' in text and not capsys.readouterr().err
-    write_adapter(tmp_path, '/gone/base')
+    write_adapter(tmp_path, base_model_name_or_path='/gone/base')
     rules.check(config)
     assert 'was trained over /gone/base, which is not here' in capsys.readouterr().err
 
 
-def test_an_adapter_is_a_policy_but_no_base(adapter):
+def test_an_adapter_is_a_policy_but_no_base(config, tmp_path):
     """An evaluation takes the config of the run; a new run needs a base."""
-    config = drzero.get_config('mini')
-    config.policy.path = adapter
-    config.policy.adapters.rank = 4
+    config.policy.path = write_adapter(tmp_path)
     rules.check(config)
     with pytest.raises(ConfigError, match='name the folder of its base'):
         build.build(config, for_training=True)

@@ -36,10 +36,6 @@ def test_a_config_that_a_flag_gives_to_another_recipe_has_the_fields_of_that(cap
     config.recipe = 'ssp'
     fields.fit_to_recipe(config)
     assert fields.leaves(config).keys() == fields.leaves(fields.default_config('ssp')).keys()
-    config = fields.config('dspo', 'mini', {'recipe': 'ssp'})
-    fields.check_values(config)
-    assert 'filter_groups' not in config.solver and 'pool' not in config
-    capsys.readouterr()
     config = fields.config('dspo', 'mini')
     config.inputs.world_questions = 7
     config.solver.batch = 99

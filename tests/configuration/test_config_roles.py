@@ -64,5 +64,3 @@ def test_an_added_role_has_the_batch_of_the_evaluated_one(monkeypatch):
     config.lock()
     config.solver.batch = 4
     assert config.critic.batch == config.to_dict()['critic']['batch'] == 4
-    config.critic.batch = 8
-    assert (config.critic.batch, config.solver.batch) == (8, 4)

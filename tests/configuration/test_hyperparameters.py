@@ -1,6 +1,5 @@
 """The table of the papers' hyperparameters, and that each config has the values that it says."""
 
-import importlib
 import json
 import pathlib
 import runpy
@@ -28,7 +27,7 @@ def values(config):
 
 
 def of_paper(system):
-    return values(importlib.import_module(f'zeroplay_jax.configs.{system}').get_config())
+    return values(fields.config(system))
 
 
 def fields_of(name):

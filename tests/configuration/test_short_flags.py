@@ -3,7 +3,7 @@
 import pathlib
 
 import pytest
-from config_checks import FILES, message
+from config_checks import FILES
 
 from zeroplay_jax.configuration import places
 from zeroplay_jax.types import UserError
@@ -41,12 +41,3 @@ def test_a_run_reads_the_fetched_paths_or_ends_in_one_line(asked, sound, tmp_pat
     )
     with pytest.raises(UserError, match=line):
         places.fetch(sound)
-
-
-def test_a_name_of_a_wrong_form_is_refused_before_anything_is_asked(asked, sound):
-    sound.policy.path = 'hf://Qwen'
-    assert 'config.policy.path: hf://Qwen: names no model' in message(sound)
-    sound.eval.file = 'hf://owner/set'
-    with pytest.raises(UserError, match='config.eval.file: hf://owner/set: names no file of a'):
-        next(places.input_files(sound, None))
-    assert asked == []

@@ -1,23 +1,18 @@
 """Ways of answering without training, played by a script through the real sampler; and all of them on the miniature."""
 
-import dataclasses
-import importlib
 import itertools
 import types
 
 import pytest
-from scripted_rollouts import CONFIG, ScriptedSampler, scripted_policy
+from scripted_rollouts import scripted_policy, scripted_scheduler
 from trajectories import ASKS_SOLVER
 
-from zeroplay_jax.configuration import rules
+from zeroplay_jax.configuration import fields, rules
 from zeroplay_jax.evaluation import answering, protocols
 from zeroplay_jax.evaluation.answering import evaluate
-from zeroplay_jax.policy import sharding
 from zeroplay_jax.rollout.call_syntax import syntax_of
 from zeroplay_jax.rollout.environment import Environment, Limits
 from zeroplay_jax.rollout.prompts import select
-from zeroplay_jax.rollout.scheduler import Scheduler
-from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.selfplay import recipe as recipes
 from zeroplay_jax.selfplay.answers import final_answer
 from zeroplay_jax.selfplay.context import Role, RolloutContext
@@ -37,25 +32,24 @@ def policy(tmp_path_factory):
 @pytest.fixture
 def play(policy, monkeypatch):
     """Answers QUESTIONS by scripts, identity → text of a turn; returns results, prompts by identity, and queries."""
-    codec, model, params = policy
+    codec = policy[0]
 
-    def play(way, scripts, samples=1, context=4096, tools=None, recipe=ASKS_SOLVER, room=300):
+    def play(
+        way, scripts, samples=1, context=4096, failing='', tools=None, recipe=ASKS_SOLVER, room=300
+    ):
         queries, prompts = [], {}
 
         def search(batch):
             queries.extend(batch)
+            if failing in batch:
+                raise OSError('no server')
             return [
                 [{'id': q, 'title': 'T', 'text': f'Found for {q}', 'score': 1.0}] for q in batch
             ]
 
-        config = dataclasses.replace(CONFIG, eos=codec.eos_ids, context=context)
-        sampler = ScriptedSampler(model, config, sharding.make_mesh())
-        pool = SlotPool(sampler, seed=0)
         end = codec.eos_ids[0]
         turns = {name: [[*codec.encode(text), end]] for name, text in scripts.items()}
-        sampler.script(pool, turns)
-        scheduler = Scheduler({'w': pool})
-        scheduler.weights.publish('w', params, 0)
+        scheduler = scripted_scheduler(policy, turns, dict(context=context))
         rollout = scheduler.rollout
 
         def recorded(request):
@@ -65,7 +59,7 @@ def play(policy, monkeypatch):
         monkeypatch.setattr(scheduler, 'rollout', recorded)
         offered = {'search': SearchTool(search)} if tools is None else tools
         env = Environment(codec, syntax_of('search_r1'), Limits(3, 200, 300), offered)
-        roles = {'solver': Role('solver', 'w', 'solver', env, prompt_tokens=room)}
+        roles = {'solver': Role('solver', 'policy', 'solver', env, prompt_tokens=room)}
         context = RolloutContext(scheduler, roles, select('full'))
         if way == 'held out':
             return evaluate(context, QUESTIONS, 5, recipe), prompts, queries
@@ -151,13 +145,8 @@ def test_one_search_for_the_question_stands_in_the_prompt(play):
 
 
 def test_a_search_that_fails_gives_no_passages(play, caplog):
-    def search(batch):
-        if 'Who taught Ann?' in batch:
-            raise OSError('no server')
-        return [[{'id': 'a', 'title': 'T', 'text': 'Found', 'score': 1.0}]] * len(batch)
-
     scripts = {(5, 0, 0, 0, 0): '<answer>Bob</answer>', (5, 1, 0, 0, 0): '<answer>Hesse</answer>'}
-    answered, prompts, _ = play('retrieve', scripts, tools={'search': SearchTool(search)})
+    answered, prompts, _ = play('retrieve', scripts, failing='Who taught Ann?')
     assert [one.score for one in answered] == [1.0, 1.0]
     assert 'failed' not in prompts[5, 0, 0, 0] and 'Found' in prompts[5, 1, 0, 0]
     assert '--answering=retrieve: 1 of 2 searches failed' in caplog.text
@@ -204,23 +193,9 @@ def test_best_and_majority_of_samples(play):
     assert (answered.samples, answered.score, answered.vote) == ((0.0, 1.0, 0.0), 1.0, 0.0)
 
 
-def test_a_protocol_sets_what_is_not_given_and_says_where_it_is_from():
-    put = {}
-    reasons = {'judge.model': 'judge.kind is rule', 'limit': 'given'}
-
-    def setter(field, value):
-        if field not in reasons:
-            put[field] = value
-        return reasons.get(field, '')
-
-    line = protocols.apply('ssp', setter)
-    assert put['metric'] == 'judge' and put['rollout.max_turns'] == 11 and 'limit' not in put
-    assert 'metric=judge (section 4.1)' in line and 'limit (given), judge.model' in line
-
-
 @pytest.mark.parametrize('name', protocols.PROTOCOLS)
 def test_the_lengths_of_a_protocol_fit_the_config_of_its_paper(name):
-    config = importlib.import_module(f'zeroplay_jax.configs.{name}').get_config()
+    config = fields.config(name)
 
     def put(field, value):
         section, _, of_section = field.partition('.')

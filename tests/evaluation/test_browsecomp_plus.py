@@ -2,17 +2,11 @@
 
 import json
 
-import pytest
-
 from zeroplay_jax.data import files
-from zeroplay_jax.types import UserError
 
 
 def test_the_set_has_a_name_where_its_script_wrote_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    problem = 'browsecomp-plus: there is no data/browsecomp_plus_decrypted.jsonl; write it with the decryption script'
-    with pytest.raises(UserError, match=problem):
-        files.check_set('browsecomp-plus')
     text = 'Who taught the person who founded the company that is called Mimi?'
     documents = [{'docid': '7', 'text': 'Ann was taught by Bob.', 'url': 'https://a.test'}]
     line = {'query_id': '769', 'query': text, 'answer': 'Bob', 'gold_docs': documents}

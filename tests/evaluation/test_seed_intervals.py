@@ -42,8 +42,8 @@ def test_the_command_says_what_its_interval_covers(write, capsys):
     base = [write(f'base{seed}', of_twenty(n)) for seed, n in enumerate((6, 8, 7))]
     other = [write(f'other{seed}', of_twenty(n)) for seed, n in enumerate((9, 12, 10))]
 
-    def said(*sides, status=0):
-        assert compare.main([','.join(side) for side in sides]) == status
+    def said(*sides):
+        assert compare.main([','.join(side) for side in sides]) == 0
         return ''.join(capsys.readouterr())
 
     out = said(base[:1], other[:1])
@@ -52,8 +52,6 @@ def test_the_command_says_what_its_interval_covers(write, capsys):
     _, low, high = statistics.difference([0.3, 0.4, 0.35], [0.45, 0.6, 0.5])
     assert '0.517 ± ' in out and f'+0.167 [{low:+.3f}, {high:+.3f}]' in out
     assert 'the runs on these questions (Welch' in out
-    assert 'over 3 runs; the single result' in said(base[:1], other)
-    assert 'sides of 3, 1 files; give as many' in said(base[:1], other, other[:1], status=2)
 
 
 def test_two_results_of_one_run_are_not_two_runs(write, capsys):
@@ -63,10 +61,8 @@ def test_two_results_of_one_run_are_not_two_runs(write, capsys):
         for seed, run in enumerate(('1a', '2b', '1a'))
     ]
     assert compare.main([base, ','.join(runs[:2])]) == 0
-    capsys.readouterr()
-    for other in (runs, [base, base]):
-        assert compare.main([runs[0], ','.join(other)]) == 2
-        assert f'{other[0]} and {other[-1]} are of the same run' in capsys.readouterr().err
+    assert compare.main([base, ','.join(runs)]) == 2
+    assert f'{runs[0]} and {runs[-1]} are of the same run' in capsys.readouterr().err
 
 
 def test_results_of_questions_with_documents_are_clustered(tmp_path, capsys):
@@ -94,9 +90,8 @@ def test_iterations_are_rows_with_their_differences_from_the_first(write, capsys
     first = write('first', {'a': [1.0] * 20, 'b': [0.0] * 20})
     last = write('last', {'a': [1.0] * 20, 'b': [1.0] * 20, 'only here': [1.0]})
     assert compare.main([base, first, last, '--format=csv']) == 0
-    captured = capsys.readouterr()
-    header, *rows = csv.reader(captured.out.splitlines())
-    assert header[1::4] == ['a', 'b', 'average'] and 'Newcombe' in captured.err
+    header, *rows = csv.reader(capsys.readouterr().out.splitlines())
+    assert header[1::4] == ['a', 'b', 'average']
     means = {row[0]: [float(cell) for cell in row[1::4]] for row in rows}
     assert list(means) == ['base', 'first', 'last', 'first - base', 'last - base']
     assert means['base'] == [0.5, 0.0, 0.25] and means['last'] == [1.0, 1.0, 1.0]

@@ -66,14 +66,3 @@ def test_series(watched):
 
     names = globals() | {'nan': math.nan, 'series': series}
     check_table(pathlib.Path(__file__).parent / 'alarms.txt', names)
-
-
-def test_the_line_names_step_figure_role_level_and_remedy(watched):
-    watched('nonfinite', 0.5, None, 1)
-    metrics = {'proposer/value_network/nonfinite_updates': 1.0}
-    (alarm,) = Alarms().check(step(1, 'selfplay', ('proposer', 'solver')), metrics)
-    assert alarm.text == (
-        'step 1 (selfplay 1.2): the share of updates or rewards that are not finite is 1 (proposer), at or above 0.5 '
-        '(warn); lower config.proposer.learning_rate (with baseline=value also config.value_network.learning_rate), '
-        'set config.policy.dtype=float32, or correct the reward'
-    )

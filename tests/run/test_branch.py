@@ -10,7 +10,7 @@ from run_records import write_record
 from zeroplay_jax.configs import drzero
 from zeroplay_jax.configuration.fields import frozen
 from zeroplay_jax.learner.checkpoint import Checkpointer, find_damage, saved_steps
-from zeroplay_jax.run import branch, run_folder
+from zeroplay_jax.run import branch
 from zeroplay_jax.run.outcome import RunState
 from zeroplay_jax.run.run_folder import Place
 from zeroplay_jax.run.saver import Saver
@@ -162,12 +162,3 @@ def test_the_checkpoint_at_the_end_of_a_shorter_schedule_stays(tmp_path):
     longer.save_now(3)
     assert longer.state.cursor == 3 and saved_steps(tmp_path / 'checkpoints') == [3]
     longer.checkpoints.close()
-
-
-def test_a_text_that_happens_to_name_a_file_is_no_input(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    config = drzero.get_config('mini')
-    for name in (config.judge.model, 'questions.jsonl'):
-        (tmp_path / name).write_text('a file')
-    config.inputs.questions = 'questions.jsonl'
-    assert run_folder.fingerprints(config).keys() == {'policy.path', 'inputs.questions'}

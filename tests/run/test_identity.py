@@ -11,7 +11,7 @@ from zeroplay_jax.configs import drzero
 from zeroplay_jax.configuration import fields
 from zeroplay_jax.evaluation import report_builder
 from zeroplay_jax.learner.checkpoint import Checkpointer
-from zeroplay_jax.run import branch, policy_settings, run_folder
+from zeroplay_jax.run import branch, run_folder
 from zeroplay_jax.runtime import record
 from zeroplay_jax.runtime.log import MetricsWriter
 from zeroplay_jax.types import UserError
@@ -71,9 +71,6 @@ def other(tmp_path):
         ({}, OTHER_INPUTS, 'another content of policy.path'),
     ],
 )
-@pytest.mark.fault(
-    'A', 'a checkpoint of another run in the workdir, resumed; run.json of another run, --from'
-)
 def test_a_checkpoint_of_another_run_is_not_resumed(run, tmp_path, changes, inputs, difference):
     other = begin(tmp_path / 'other', config_of(**changes), inputs)
     run_folder.check_checkpoints(run)
@@ -87,7 +84,6 @@ def test_a_checkpoint_of_another_run_is_not_resumed(run, tmp_path, changes, inpu
 LOGS = ('metrics.jsonl', 'trajectories.jsonl')
 
 
-@pytest.mark.fault('A', 'a log or a record of another run: report')
 @pytest.mark.parametrize('name', (*LOGS, 'run.json'))
 def test_a_report_of_files_of_two_runs_is_refused(run, other, name):
     assert report_builder.read_run(run)['metrics'][0]['loss'] == 1.0
@@ -95,7 +91,6 @@ def test_a_report_of_files_of_two_runs_is_refused(run, other, name):
     assert 'is of another run' in refused(report_builder.read_run, run)
 
 
-@pytest.mark.fault('A', 'a log of another run in the workdir, resumed')
 @pytest.mark.parametrize('name', LOGS)
 def test_a_log_of_another_run_is_not_continued(run, other, name):
     exchange(run, other, name)
@@ -104,19 +99,6 @@ def test_a_log_of_another_run_is_not_continued(run, other, name):
     with pytest.raises(UserError, match=f'{name}: is of another run'):
         MetricsWriter(run, 4, (), run=own)
     assert (run / name).read_bytes() == before
-
-
-@pytest.mark.fault('A', 'an exported policy in the workdir of another run')
-def test_an_export_in_the_workdir_of_another_run_is_refused(run, other):
-    of_run = record.Record({}, policies={'solver': {'whole': {}}})
-    texts = of_run.texts_of_policies(begin_run(run, config_of(), INPUTS))['solver']['whole']
-    for workdir in (run, other):
-        policy = workdir / 'policy' / 'solver'
-        policy.mkdir(parents=True)
-        for name, text in texts.items():
-            (policy / name).write_text(text)
-    assert policy_settings.settings(run / 'policy' / 'solver').seed == 0
-    assert 'solver: is of another run' in refused(policy_settings.settings, policy)
 
 
 def test_fields_that_may_change_and_the_place_do_not_change_the_identity(run, tmp_path):

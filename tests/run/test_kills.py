@@ -8,7 +8,7 @@ from zeroplay_jax.learner.checkpoint import saved_steps
 from zeroplay_jax.run import loop
 
 # Each of the others has something that these have not.
-LONG = ('drzero', 'ssp', 'cross', 'league_of_weights', 'turn_credit')
+LONG = ('drzero', 'ssp', 'cross')
 NAMES = [
     pytest.param(name, marks=pytest.mark.long if name in LONG else ()) for name in run_library.RUNS
 ]

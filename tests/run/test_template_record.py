@@ -2,14 +2,12 @@
 
 import datetime
 
-import pytest
 from run_records import begin_run
 
 from zeroplay_jax.configs import drzero
 from zeroplay_jax.run import run_folder
 
 
-@pytest.mark.fault('third-4', 'a run resumed on another day, and one that continues another run')
 def test_the_first_recorded_day_counts(tmp_path):
     config = drzero.get_config('mini')
     run, other = tmp_path / 'run', tmp_path / 'other'

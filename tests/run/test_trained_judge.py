@@ -1,34 +1,29 @@
-"""A judge among the roles of SCOPE: its tasks, and what cannot judge. One that learns is played by test_hosts.py."""
+"""A role that judges among those of SSP: its tasks, and what cannot judge. test_hosts.py plays it."""
 
-import input_files
-import judge_recipe
 from refused_calls import refused
 
-from zeroplay_jax.configs import common, scope
+from tests.turn_recipe import Recipe
+from zeroplay_jax.configs import common, ssp
 from zeroplay_jax.configuration.rules import check
 from zeroplay_jax.selfplay.schedule import Phase
 
 
 def test_a_judge_draws_no_tasks_unless_it_is_trained_alone():
-    both, alone = (
-        Phase('solver', 1, trains=roles) for roles in (('solver', 'grader'), ('grader',))
-    )
-    assert judge_recipe.Recipe.roles_with_tasks(both) == ['solver']
-    assert judge_recipe.Recipe.roles_with_tasks(alone) == ['grader']
+    both, alone = (Phase('game', 1, trains=roles) for roles in (('solver', 'reader'), ('reader',)))
+    assert Recipe.roles_with_tasks(both) == ['solver']
+    assert Recipe.roles_with_tasks(alone) == ['reader']
 
 
-def test_what_cannot_judge_is_refused(tmp_path, monkeypatch):
-    config = scope.get_config('mini')
-    config.recipe = 'judge_recipe'
+def test_what_cannot_judge_is_refused(monkeypatch):
+    config = ssp.get_config('mini')
+    config.recipe = 'tests.turn_recipe'
     common.add_sections(config)
-    config.grader.samples = 3
-    task = {'task': 'Describe Lomi.', 'rubrics': ['Names its country.']}
-    config.inputs.tasks = input_files.write(tmp_path / 'tasks.jsonl', task)
-    assert 'judge.kind=rule: roles of judge_recipe judge' in refused(check, config)
-    config.judge.update(kind='policy', max_failure_rate=1.0)
+    config.ssp.checker = 'judge'
+    config.reader.samples = 3
+    assert 'judge.kind=rule: roles of tests.turn_recipe judge' in refused(check, config)
+    config.judge.update(kind='policy', tokens=64)
     check(config)
     # The last has another prompt than its judgements.
-    for roles in ({'judge.grades': 'grader'}, {'judge.grade': 'solver'}, {'checker': 'grader'}):
-        monkeypatch.setattr(judge_recipe.Recipe, 'judge_roles', roles)
-        line = refused(check, config)
-        assert 'judge_roles has ' in line and '; give one of judge.answer, ' in line
+    for roles in ({'judge.grades': 'reader'}, {'checker': 'solver'}, {'judge.grade': 'reader'}):
+        monkeypatch.setattr(Recipe, 'judge_roles', roles)
+        assert 'judge_roles has ' in refused(check, config)

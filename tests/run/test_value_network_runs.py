@@ -32,7 +32,8 @@ def test_a_run_from_one_without_a_value_network_begins_it_anew(
 ):
     source = str(run_library.whole('dspo', tmp_path_factory))
     workdir = tmp_path / 'next'
-    killed_runs.run_until(None, monkeypatch, run_library.config_of('ppo', workdir), workdir, source)
+    config = run_library.config_of('ppo', workdir)
+    killed_runs.run_to_first_checkpoint(monkeypatch, config, workdir, source)
     arrays, _ = final_states(workdir)
     # With an output of 0.
     assert not arrays[NETWORK]['params']['value']['kernel'].any()

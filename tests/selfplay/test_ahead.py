@@ -13,16 +13,14 @@ from refused_calls import check_table
 from test_engine import (  # noqa: F401
     Game,
     assert_equal_arrays,
-    assert_equal_states,
     make,
     policy,
     snapshot,
-    trajectory,
 )
 
 from zeroplay_jax.runtime import signals
-from zeroplay_jax.selfplay.schedule import Phase, QuestionPool, all_steps, evaluation_step
-from zeroplay_jax.types import Preempted, Question
+from zeroplay_jax.selfplay.schedule import Phase, all_steps, evaluation_step
+from zeroplay_jax.types import Preempted
 
 PAYS = lambda item: (1, 0) if item % 3 else (0, 0)
 FILTERED = dict(filter_groups=True, batch=3, fill_rounds=3, surplus='drop')
@@ -66,12 +64,17 @@ def game(policy):  # noqa: F811
     return made
 
 
+def played_steps(engine, schedule, first=0, last=None):
+    """Plays steps of a schedule, whose next one may begin early; yields their (metrics, rows)."""
+    followed = zip(schedule, [*schedule[1:], None])
+    for step, next_step in list(followed)[first:last]:
+        yield engine.run_step(step, lambda: None, next_step)
+
+
 def play(engine, schedule, first=0, last=None):
     """(versions, items, log) of every step of a schedule."""
-    schedule = [*schedule, None]
     records = []
-    for step, next_step in list(zip(schedule, schedule[1:]))[first:last]:
-        metrics, rows = engine.run_step(step, lambda: None, next_step)
+    for metrics, rows in played_steps(engine, schedule, first, last):
         versions = {row.trajectory.version for row in rows}
         items = [row.info.details['item'] for row in rows]
         records.append((versions, items, engine.task_log, metrics.get('staleness')))
@@ -142,16 +145,6 @@ def test_a_preempted_step_leaves_the_state_before_it(game, monkeypatch, ahead, s
     whole, *_ = game(name=f'whole {surplus}', **options)
     assert play(whole, schedule)[last:] == records
     assert_equal_arrays(engine.device_state(), whole.device_state())
-
-
-def test_the_pool_is_read_as_it_was_when_the_tasks_were_drawn():
-    pool = QuestionPool()
-    for text in ('one', 'two', 'three'):
-        pool.add(Question(text, ('answer',)))
-    pool.drop('late')
-    earlier = pool.earlier(2, {})
-    assert [question.text for question in earlier.questions] == ['one', 'two']
-    assert not earlier.drops and len(pool.questions) == 3
 
 
 def test_a_step_without_tasks_leaves_nothing_behind(game, monkeypatch):

@@ -15,17 +15,11 @@ from zeroplay_jax.recipes import proposing, solving
 from zeroplay_jax.recipes.datasets import SeedDocument
 from zeroplay_jax.recipes.drzero import Recipe
 from zeroplay_jax.selfplay import answers as group_answers
+from zeroplay_jax.selfplay import schedule
 from zeroplay_jax.selfplay.library_builder import linked_documents
-from zeroplay_jax.selfplay.schedule import (
-    BatchCursor,
-    Phase,
-    QuestionPool,
-    Step,
-    all_steps,
-    with_evaluations,
-)
+from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, QuestionPool, Step, all_steps
 from zeroplay_jax.settings.kinds import ConfigError, refuse
-from zeroplay_jax.types import Question, Task, TaskDropped, ToolCall, Turn
+from zeroplay_jax.types import Question, Task, ToolCall, Turn
 
 PASSAGES = [
     ('Gumu', 'Gumu was born in Lomi. Gumu worked as a farmer.'),
@@ -138,6 +132,7 @@ def test_what_episodes_pay_and_leave():
         MALFORMED=ToolCall('', None, error='malformed'),
         NUMBERS=['2', '2', '1942', '7', UNFINISHED],
     )
+    names = vars(solving) | vars(schedule) | names
     check_table(pathlib.Path(__file__).parent / 'drzero.txt', names)
 
 
@@ -149,39 +144,6 @@ def answers_of(entries):
 UNFINISHED = answer('x', finish='context')
 
 
-def test_a_question_that_no_tool_that_worked_measured_has_no_value():
-    (row,), _ = propose(solver=[lost()] * 5)
-    assert (row.drop, row.info.solve_count) == ('tool_failed', None)
-    (row,), _ = propose(solver=[lost()] * 5, rollout__failed='keep')
-    assert (row.drop, row.info.solve_count) == (None, 5)
-
-
-def test_answers_that_the_judge_failed_at_are_not_counted():
-    drops = (None, 'judge_failed', 'ungraded')
-    scored = [solving.Attempt(None, 0.5 if drop is None else None, drop) for drop in drops]
-    assert solving.solve_count(scored) == (1, 2)
-    with pytest.raises(TaskDropped, match='judge_failed'):
-        solving.solve_count(scored[1:2])
-
-
-def test_a_proposer_sees_the_link_of_a_document():
-    linked = SeedDocument('Gumu', 'Lomis met Lomi in Lomi.', hops=2, link='Lomi')
-    _, asked = propose(solver='xxxxx', document=linked)
-    assert asked[0][3]['document'] == '(Title: Gumu) Lomis met [ Lomi ] in Lomi.'
-    assert SeedDocument.from_json(linked.to_json()) == linked
-
-
-def test_group_key_is_the_hop_count_or_the_prompt():
-    (row,), _ = propose(solver='xxxxx')
-    assert row.group == 2
-    changes = dict(drzero__group='prompt', proposer__samples=3)
-    rows, _ = propose(*[proposal()] * 3, solver='x' * 15, **changes)
-    assert {row.group for row in rows} == {group_answers.group_of((7, 0))}
-    # Every task of a run has a key of its own, whatever request of it is meant.
-    keys = {group_answers.group_of((step, index, 1)) for step in (6, 7, 8) for index in range(3)}
-    assert len(keys) == 9 and group_answers.group_of((7, 0)) in keys
-
-
 def test_every_batch_holds_the_hops_in_the_exact_ratio():
     depth = {d.title: d.depth for d in linked_documents(PASSAGES)}
     game = recipe(schedule__hop_ratio=(4, 3, 2), proposer__batch=9)
@@ -190,30 +152,22 @@ def test_every_batch_holds_the_hops_in_the_exact_ratio():
     assert collections.Counter(t.payload.hops for t in tasks) == {1: 4, 2: 3, 3: 2}
     assert all(depth[t.payload.title] >= t.payload.hops for t in tasks)
     assert tasks == game.tasks(step, QuestionPool(), BatchCursor())
-    with pytest.raises(ValueError, match='no document can start a question of 4 hops'):
-        recipe().tasks(step, QuestionPool(), BatchCursor())
 
 
-@pytest.mark.fault('nov29-D3', 'phases that a derived recipe calls otherwise than Dr. Zero')
-def test_what_a_phase_trains_decides_about_its_tasks(tmp_path):
-    config = recipe(
-        schedule__hop_ratio=(1,), proposer__batch=2, pool__batch=3, solver__batch=4
-    ).config
-    trains = [('proposer', 'solver'), ('proposer',), (), ('solver',)]
-    schedule = [Phase(f'game {number}', 1, roles) for number, roles in enumerate(trains)]
-    lines = [{'title': f'{i}', 'text': 't', 'hops': 1} for i in range(16)]
-    config.inputs.documents = input_files.write(tmp_path / 'documents.jsonl', *lines)
-    game_class = type('Game', (Recipe,), {'phases': lambda self: schedule})
-    game = game_class(config, scripted.library(linked_documents(PASSAGES)))
+def test_what_a_phase_trains_decides_about_its_tasks():
+    """A derived recipe may call its phases as it likes."""
+    game = recipe(schedule__hop_ratio=(1,), proposer__batch=2, pool__batch=3, solver__batch=4)
     pool = QuestionPool()
     pool.add(Question('Where is Gumu?', ('Lomi',)))
-    drawn = [game.tasks(step, pool, BatchCursor(missing=4)) for step in all_steps(schedule)]
-    kinds = [(len(tasks), {type(task.payload).__name__ for task in tasks}) for tasks in drawn]
-    documents, questions = {'SeedDocument'}, {'Question'}
-    assert kinds == [(2, documents), (2, documents), (3, documents), (4, questions)]
-    # Phases of one's own read on in the file.
-    titles = {task.payload.title for tasks in drawn[:3] for task in tasks}
-    assert len(titles) == 7
+
+    def drawn(*trains):
+        step = Step(Phase('game', 1, trains), 0, 0)
+        tasks = game.tasks(step, pool, BatchCursor(missing=4))
+        return len(tasks), {type(task.payload) for task in tasks}
+
+    assert drawn('proposer', 'solver') == drawn('proposer') == (2, {SeedDocument})
+    assert drawn() == (3, {SeedDocument})
+    assert drawn('solver') == (4, {Question})
 
 
 @pytest.mark.parametrize('has_file', [False, True])
@@ -245,10 +199,3 @@ def test_questions_are_generated_on_the_documents_of_the_proposer(tmp_path, has_
 def longest(prediction, golds):
     """A metric that needs accepted answers."""
     return max(len(gold) for gold in golds) == len(prediction or '')
-
-
-def test_evaluations_follow_steps_of_the_evaluated_role():
-    phases = [Phase(role, 2, (role,)) for role in ('proposer', 'solver')]
-    steps = with_evaluations(all_steps(phases), 'solver', 1)
-    names = 'evaluation proposer proposer solver evaluation solver evaluation'.split()
-    assert [step.phase.name for step in steps] == names

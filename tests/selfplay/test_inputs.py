@@ -1,15 +1,11 @@
 """What games start from: hop counts in the exact ratio, endless decks, files in any of the usual forms."""
 
-import collections
 import pathlib
 
 from input_files import write
 from refused_calls import check_table
-from scripted import library
 
-from zeroplay_jax.configs import common
 from zeroplay_jax.data import files
-from zeroplay_jax.recipes import datasets
 from zeroplay_jax.selfplay.schedule import in_epochs
 
 
@@ -42,17 +38,3 @@ def test_a_bad_line_is_named(tmp_path):
 
 
 MISSING = object()
-
-
-def test_answers_get_hop_counts_in_the_exact_ratio():
-    config = common.get_config('ssp')
-    config.schedule.hop_ratio = (4, 3, 2)
-    texts = [f'a{i}' for i in range(18)]
-
-    class Worlds:
-        def answers(self):
-            return texts
-
-    hidden = datasets.hidden_answers(config, library(worlds=Worlds()))
-    assert collections.Counter(item.hops for item in hidden) == {1: 8, 2: 6, 3: 4}
-    assert [item.answer for item in hidden] == texts

@@ -40,7 +40,7 @@ def test_another_run_begins_with_the_weights_as_snapshots(whole, tmp_path, monke
     workdir = tmp_path / 'next'
     config = run_library.config_of('league', workdir)
     config.solver.learning_rate = 1e-5
-    killed_runs.run_until(None, monkeypatch, config, workdir, str(whole))
+    killed_runs.run_to_first_checkpoint(monkeypatch, config, workdir, str(whole))
     states, saved = final_states(workdir)
     assert branch.newest_checkpoint(workdir).step == 0
     assert saved['engine']['recipe']['baselines'] == {}

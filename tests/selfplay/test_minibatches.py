@@ -40,12 +40,6 @@ def test_every_minibatch_of_a_proposer_has_all_hop_counts():
     assert split(rows, 4) == parts != split(rows, 4, seed=1)
 
 
-def test_without_several_minibatches_rows_stay_as_they_are():
-    rows = rows_of_documents(8, 1)
-    (part,) = split_minibatches(rows, 1, None)
-    assert part == rows
-
-
 def test_few_prompts_leave_minibatches_empty():
     parts = split(rows_of_documents(2, 3), 4)
     assert sorted(map(len, parts)) == [0, 0, 3, 3]

@@ -16,18 +16,18 @@ class Corpus:
     """Finds the documents whose title is in the query; fails for queries about `broken` ones."""
 
     def __init__(self, documents, broken=()):
-        self.documents, self.broken, self.batches = documents, broken, []
+        self.documents, self.broken, self.count = documents, broken, 0
 
     def search(self, queries):
-        self.batches.append(list(queries))
-        results = []
-        for query in queries:
-            passages = []
-            for number, (title, text) in enumerate(self.documents):
-                if title in query:
-                    passages.append({'id': str(number), 'title': title, 'text': text})
-            results.append(None if query in self.broken else passages)
-        return results
+        self.count += len(queries)
+        return [None if query in self.broken else self.found(query) for query in queries]
+
+    def found(self, query):
+        return [
+            {'id': '', 'title': title, 'text': text}
+            for title, text in self.documents
+            if title in query
+        ]
 
 
 DOCUMENTS = [('Gumu', 'Gumu lies in Lomi.'), ('Mimi', 'Mimi was founded by Duvos.')]
@@ -47,8 +47,7 @@ def shares(*proposals, documents=DOCUMENTS, broken=()):
     record, corpus = ProposalRecord(), Corpus(documents, broken)
     record.add(*map(list, zip(*proposals)))
     answerable = record.answerable(corpus)
-    searches = sum(map(len, corpus.batches))
-    return f'readable {record.readable}, answerable {answerable}, {searches} searches'
+    return f'readable {record.readable}, answerable {answerable}, {corpus.count} searches'
 
 
 def from_an_answer():

@@ -4,24 +4,12 @@ import asyncio
 import copy
 
 import pytest
-from test_engine import (  # noqa: F401
-    Game,
-    assert_equal_states,
-    make,
-    policy,
-    snapshot,
-)
+from test_ahead import FILTERED, PAYS, played_steps
+from test_engine import Game, assert_equal_states, make, policy, snapshot  # noqa: F401
 
-from zeroplay_jax.selfplay.recipe import (
-    Recipe,
-    state_of,
-    with_state,
-)
+from zeroplay_jax.selfplay.recipe import Recipe, state_of, with_state
 from zeroplay_jax.selfplay.schedule import all_steps
 from zeroplay_jax.types import UserError
-
-PAYS = lambda item: (1, 0) if item % 3 else (0, 0)
-FILTERED = dict(filter_groups=True, batch=3, fill_rounds=3, surplus='drop')
 
 
 class Counted(Game):
@@ -29,20 +17,17 @@ class Counted(Game):
 
     def __init__(self, config, pays):
         super().__init__(config, pays)
-        self.steps, self.items, self.seen = 0, {}, []
+        self.steps, self.rewards, self.seen = 0, 0.0, []
 
     def state(self):
-        return {'steps': self.steps, 'items': self.items}
+        return {'steps': self.steps, 'rewards': self.rewards}
 
     def restore(self, state):
-        self.steps, self.items = state['steps'], state['items']
+        self.steps, self.rewards = state['steps'], state['rewards']
 
     def after_step(self, step, outcomes):
         self.steps += 1
-        for outcome in outcomes:
-            for row in outcome.rows:
-                item = str(row.info.details['item'])
-                self.items[item] = self.items.get(item, 0) + row.reward
+        self.rewards += sum(row.reward for outcome in outcomes for row in outcome.rows)
 
     def tasks(self, step, pool, cursor):
         self.seen.append((step.number, self.steps))
@@ -67,10 +52,9 @@ def played(request, policy):  # noqa: F811
 
 
 def play(engine, first=0, last=None):
-    schedule = [*all_steps(engine.recipe.phases()), None]
+    schedule = all_steps(engine.recipe.phases())
     records = []
-    for step, next_step in list(zip(schedule, schedule[1:]))[first:last]:
-        _, rows = engine.run_step(step, lambda: None, next_step)
+    for _, rows in played_steps(engine, schedule, first, last):
         seen = {row.info.details['steps'] for row in rows}
         rollouts = [(row.trajectory.identity, row.reward, row.advantage) for row in rows]
         records.append((seen, rollouts, engine.task_log))
@@ -87,7 +71,7 @@ def test_all_rounds_and_episodes_of_a_step_see_the_state_before_it_was_drawn(pla
     assert {steps for number, steps in game.seen if number == 3} == {expected[3]}
     # Further rounds were drawn, too.
     assert len(game.seen) > len(records) + 1
-    assert state_of(game)['steps'] == 4 and sum(game.items.values()) > 0
+    assert state_of(game)['steps'] == 4 and game.rewards > 0
 
 
 @pytest.mark.parametrize('last', [1, 2, 3])

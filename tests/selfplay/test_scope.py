@@ -27,33 +27,30 @@ class Judge:
     It fails at judgements of the kind `down`, at grades of short answers alone.
     """
 
-    def __init__(self, entities=True, relevance=True, rubrics=3, is_graded=True, down=None):
-        self.down = down
-        self.gates = dict(entities=entities, relevance=relevance)
-        self.count, self.is_graded = rubrics, is_graded
+    def __init__(self, rubrics=3, is_graded=True, down=None, **gates):
+        self.down, self.count, self.is_graded = down, rubrics, is_graded
+        self.gates = dict(entities=True, relevance=True) | gates
         self.asked, self.documents = [], []
 
-    async def gate(self, identity, name, task, document):
+    def note(self, name, *documents):
         self.asked.append(name)
-        self.documents.append(document)
-        self.fail(name)
-        return self.gates[name]
-
-    def fail(self, name):
+        self.documents += documents
         if name == self.down:
             raise TaskDropped('judge_failed')
 
+    async def gate(self, identity, name, task, document):
+        self.note(name, document)
+        return self.gates[name]
+
     async def rubrics(self, identity, task, document, kind):
-        self.asked.append('rubrics')
-        self.fail('rubrics')
-        self.documents.append(document)
+        self.note('rubrics', document)
         texts = ('Tarva', 'Puto', 'sea')[: self.count]
         return [{'text': text, 'priority': 'important'} for text in texts] or None
 
     async def grade(self, identity, task, answer, rubric):
         self.asked.append('grade')
-        if len(answer) < 100:
-            self.fail('grade')
+        if self.down == 'grade' and len(answer) < 100:
+            raise TaskDropped('judge_failed')
         return rubric in answer if self.is_graded else None
 
 
