@@ -4,6 +4,7 @@ import time
 import types
 
 import pytest
+from fake_server import cut, http
 from refusals import refused
 from serving import served
 
@@ -28,10 +29,6 @@ def url(index):
         yield url
 
 
-def http(fake, **options):
-    return Http(fake.url, **(dict(pause=0.001, timeout=10.0, patience=0.0) | options))
-
-
 @pytest.mark.parametrize('end', ['', '/retrieve', '/'])
 def test_in_process_and_http_give_the_same(index, url, end):
     queries = ['Name3', 'a town near Name9', 'Name3', '', '\ud800']
@@ -52,7 +49,7 @@ def test_large_calls_are_cut_into_batches(fake):
 
 
 @pytest.mark.parametrize(
-    'fault', ['close', (500, {'error': 'broken'}), (429, b''), (200, b'<html>')]
+    'fault', ['close', cut, (500, {'error': 'broken'}), (429, b''), (200, b'<html>')]
 )
 def test_faults_are_retried_and_bounded(fake, fault):
     fake.script = [fault, fault]

@@ -13,7 +13,7 @@ import pytest
 from refusals import refused
 
 from zeroplay_jax.mini import world
-from zeroplay_jax.retrieval import build, folder, query, shards
+from zeroplay_jax.retrieval import build, folder, query
 from zeroplay_jax.retrieval.corpus import contents
 from zeroplay_jax.retrieval.lexical import LexicalEncoder
 
@@ -146,19 +146,6 @@ def test_mismatches_say_what_differs(copy):
     change(copy, format=0)
     with refused('not of format 2'):
         folder.open_index(copy)
-
-
-def test_a_file_is_replaced_whole(tmp_path):
-    path = tmp_path / 'f'
-    path.write_bytes(b'old')
-
-    def torn(file):
-        file.write(b'ne')
-        raise OSError(28, 'No space left on device')
-
-    with pytest.raises(OSError):
-        shards.write_atomically(path, torn)
-    assert path.read_bytes() == b'old' and [p.name for p in tmp_path.iterdir()] == ['f']
 
 
 def few(tmp_path, *texts):

@@ -6,7 +6,6 @@ import pathlib
 import shutil
 
 import pytest
-from bucket_emulator import needs_emulator, run_emulator
 from python_process import run_python
 from run_records import write_record
 
@@ -137,13 +136,6 @@ def test_the_policy_of_an_iteration_is_fetched_with_the_config_of_the_run(bucket
         policy_of_iteration('gs://bucket/none@iteration1')
 
 
-@pytest.fixture
-def emulator(monkeypatch):
-    with run_emulator(monkeypatch) as emulated:
-        yield emulated
-
-
-@needs_emulator
 @pytest.mark.long
 @pytest.mark.parametrize('processes', [1, 2])
 def test_killed_runs_are_resumed_by_other_machines_bit_for_bit(emulator, tmp_path, processes):

@@ -4,7 +4,6 @@ import errno
 import pathlib
 
 import pytest
-from bucket_emulator import needs_emulator, run_emulator
 from host_processes import free_port
 from refused_calls import refused
 from run_records import write_record
@@ -91,12 +90,6 @@ def test_the_same_command_resumes_where_the_cache_lies_elsewhere(bucket, tmp_pat
     assert stored.retrieval.path == f'{tmp_path}/two/zeroplay_jax/gs/bucket/index'
 
 
-@pytest.fixture
-def emulator(monkeypatch):
-    with run_emulator(monkeypatch) as emulated:
-        yield emulated
-
-
 def test_a_full_disk_is_no_error_of_the_network():
     pytest.importorskip('google.api_core')
     with pytest.raises(OSError) as error, objects._translated('gs://b/x'):
@@ -105,7 +98,6 @@ def test_a_full_disk_is_no_error_of_the_network():
     assert error.value.errno == errno.ENOSPC
 
 
-@needs_emulator
 def test_the_library_does_what_the_interface_says(emulator, tmp_path, monkeypatch):
     assert emulator.read('a/x') is None
     generation = emulator.write('a/x', b'one')

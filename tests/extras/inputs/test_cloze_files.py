@@ -101,13 +101,6 @@ def test_questions_come_from_many_documents_of_a_large_corpus():
     assert built.held_out == 20 and len({q['title'] for q in built.questions}) == 20
 
 
-def test_two_books_are_split_by_passage():
-    first = [Record(f'a{i}', contents('A', split(r.contents)[1])) for i, r in enumerate(towns(60))]
-    built = build(first, count=40)
-    check(built, first)
-    assert built.unit == 'passages' and built.held_out <= 24 and len(built.documents) >= 36
-
-
 def test_files_of_one_title_are_documents_of_their_own():
     texts = [split(record.contents)[1] for record in towns(100)]
     records = [Record(f'{i}', contents('Notes', text), f'{i}.md') for i, text in enumerate(texts)]
@@ -149,21 +142,15 @@ def test_what_is_no_question_or_left_out_is_counted():
     assert built.left_out == len(records) - len(built.documents) - len(built.held_out_passages)
 
 
-def test_sentences_that_occur_twice_are_not_asked_about():
-    records = towns(40, sentences=4)
-    repeated = 'The people of every town met the famous Lomi near the old bridge in 1999.'
-    records = [Record(r.id, f'{r.contents} {repeated}') for r in records]
+@pytest.mark.parametrize('is_blank_alone_different', [False, True])
+def test_sentences_that_occur_twice_are_not_asked_about(is_blank_alone_different):
+    text = 'The people of the old town near the bridge met the famous Lomi{} in the year.'
+    records = towns(80, sentences=4)
+    for number in range(40):
+        ending = chr(97 + number) if is_blank_alone_different else ''
+        records.append(Record(f'b{number}', contents(f'B{number}', text.format(ending))))
     built = build(records, count=40)
     check(built, records)
-    assert not any('famous' in question['question'] for question in built.questions)
-
-
-def test_sentences_that_differ_in_the_blank_alone_are_not_asked_about():
-    text = 'The people of the old town near the bridge met the famous {} in the year.'
-    names = [f'Lomi{chr(97 + number)}' for number in range(40)]
-    records = [Record(name, contents(f'B{i}', text.format(name))) for i, name in enumerate(names)]
-    records += towns(80, sentences=4)
-    built = build(records, count=40)
     questions = [question['question'] for question in built.questions]
     assert len(questions) == 40 and not any('famous' in question for question in questions)
 

@@ -3,7 +3,6 @@
 import collections
 import json
 import pathlib
-import re
 
 import pytest
 from input_files import write
@@ -230,13 +229,3 @@ def test_a_file_is_there_whole_or_as_it_was(tmp_path, capsys):
         write_text(old, lines())
     assert old.read_text() == 'before'
     assert {path.name for path in tmp_path.iterdir()} == {'c.jsonl', 'new', 'old.jsonl'}
-
-
-@pytest.mark.parametrize('kind', [(), ('answers',), ('questions',), ('documents',)])
-def test_help_shows_examples_that_the_command_understands(kind, capsys):
-    with pytest.raises(SystemExit):
-        command.main([*kind, '--help'])
-    _, _, examples = capsys.readouterr().out.partition('examples:\n')
-    calls = re.findall('(?m)^  zeroplay inputs (.*)', examples.replace('\\\n', ''))
-    parsed = [command._parser().parse_args(call.split()) for call in calls]
-    assert len(parsed) >= 2 and all(args.kind == kind[0] for args in parsed if kind)

@@ -164,7 +164,7 @@ def test_what_a_server_sends_is_cut_before_it_is_kept(process, opened):
     properties = {'text': text, 'description': choice}
     schema = {'type': 'object', 'description': 'd' * 2**20, 'properties': properties}
     tool = dict(name='big', description='d' * 2**20, inputSchema=schema)
-    tools = opened(a=process({'big': {'long': 17 * 2**20}}, tools=[tool]))
+    tools = opened(a=process({'big': text_result('x' * 17 * 2**20)}, tools=[tool]))
     assert len(call(tools['big']).text) == 100_000
     assert len(tools['big'].description) == 300 and len(json.dumps(tools['big'].parameters)) < 2_000
     assert tools['big'].parameters['properties']['description'] == choice
@@ -218,16 +218,10 @@ def test_tools_of_two_servers_with_one_name_are_refused_with_both(process, opene
         opened(**servers)
 
 
-@pytest.mark.fault('nov29-B10', 'an empty cursor that names a page, and one that means the end')
-@pytest.mark.parametrize(
-    'pages',
-    [
-        {'first': ['ab', ''], '': ['c', None]},
-        {'first': ['ab', 'next'], 'next': ['c', ''], '': ['ab', 'next']},
-    ],
-)
-def test_an_empty_cursor_is_a_page_or_the_end(process, opened, pages):
+@pytest.mark.fault('nov29-B10', 'an empty cursor that means the end')
+def test_a_list_has_the_tools_of_all_pages(process, opened):
     results = {name: text_result(name) for name in 'abc'}
+    pages = {'first': ['ab', 'next'], 'next': ['c', ''], '': ['ab', 'next']}
     assert list(opened(a=process(results, pages=pages))) == list('abc')
 
 
