@@ -9,20 +9,12 @@ from zeroplay_jax.evaluation import render
 from zeroplay_jax.types import ToolCall
 
 
-def test_a_turn_is_split_at_its_tags(capsys):
+def test_a_turn_is_split_at_its_tags():
     tags = {'search': 'search', 'tool_call': ''}
     text = 'so <think>a < b </thin> c</think> <answer>x<search>y</answer>'
     parts = [('text', 'so'), ('think', 'a < b </thin> c'), ('answer', 'x'), ('search', 'y')]
     assert render.sections(text, tags) == parts
     assert render.sections('<think>half a tho', tags) == [('think', 'half a tho')]
-    # A call that was read is not printed twice; an invalid one has the tool of its tag.
-    printer = render.Printer(False)
-    printer.turn(
-        '<think>a</think><search>b</search>', ToolCall('search', {'query_list': ['b']}), tags
-    )
-    printer.turn('<tool_call>{"name": 1}</tool_call>', ToolCall('', None), tags)
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert lines == [['think', 'a'], ['search', 'b'], ['call', '{"name":', '1}']]
 
 
 def test_control_characters_reach_no_terminal(capsys):

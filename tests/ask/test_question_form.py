@@ -6,6 +6,7 @@ import pytest
 
 from zeroplay_jax import session
 from zeroplay_jax.mini.question_form import form_of
+from zeroplay_jax.policy.adapter_config import CONFIG_FILE, AdapterConfig
 from zeroplay_jax.settings.kinds import (
     BUILT_IN_CHECKPOINT,
     ENGLISH_CHECKPOINT,
@@ -42,12 +43,6 @@ def test_a_policy_of_miniature_worlds_says_what_it_reads(folder):
 
 @pytest.mark.parametrize('base', [ENGLISH_CHECKPOINT, BUILT_IN_CHECKPOINT])
 def test_an_adapter_has_the_form_of_its_base(tmp_path, base):
-    fields = {
-        'peft_type': 'LORA',
-        'r': 4,
-        'lora_alpha': 4,
-        'target_modules': ['q_proj'],
-        'base_model_name_or_path': str(base),
-    }
-    (tmp_path / 'adapter_config.json').write_text(json.dumps(fields))
+    config = AdapterConfig(4, 4.0, ('q',), base)
+    (tmp_path / CONFIG_FILE).write_text(json.dumps(config.fields()))
     assert form_of(tmp_path) is form_of(base)

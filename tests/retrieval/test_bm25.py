@@ -72,7 +72,6 @@ def test_answers_do_not_depend_on_the_batch():
         ('Malcolm X was born in Omaha.', 'X', 4),
         ('मुक्त विकिपीडिया लेख', 'विकिपीडिया', 4),
         ('The \ufb01rst \uff34own', 'first town', 4),
-        ('A sim\u00adple river', 'simple', 4),
         ('A café by the river.', 'cafe\u0301', 4),
         ('10² towns', '102', -1),
     ],

@@ -10,9 +10,7 @@ from refusals import refused
 from zeroplay_jax.retrieval.client import Client
 
 
-@pytest.mark.parametrize('health', [200, 404])
-def test_another_form_is_named_before_a_run_and_when_nothing_is_sent(fake, health):
-    fake.health = (health, b'')
+def test_another_form_is_named_before_a_run_and_when_nothing_is_sent(fake):
     fake.script = [(200, {'result': []})] * 10
     client = Client(http(fake, retries=0))
     reason = '0 results for 1 queries'

@@ -86,13 +86,11 @@ def test_what_waits_goes_into_one_call_and_overload_is_refused(paced):
     ):
         jobs = [pool.submit(ask, url, 'Name0', topk=2)]
         wait_for_queries(url, 1)
-        jobs += [pool.submit(ask, url, f'Name{i}', topk=2) for i in range(1, 9)]
-        jobs += [pool.submit(ask, url, f'Name{i}', topk=3) for i in range(9, 13)]
+        jobs += [pool.submit(ask, url, f'Name{i}', topk=2 if i < 9 else 3) for i in range(1, 13)]
         wait_for_queries(url, 13)
         status, reply, headers = call(f'{url}/retrieve', {'queries': ['Name1'] * 8})
-        assert (status, headers['Retry-After']) == (503, '1') and '13 queries wait' in reply[
-            'error'
-        ]
+        assert (status, headers['Retry-After']) == (503, '1')
+        assert '13 queries wait' in reply['error']
         paced.gate.set()
         for i, job in enumerate(jobs):
             status, (ids,) = job.result()
@@ -100,7 +98,7 @@ def test_what_waits_goes_into_one_call_and_overload_is_refused(paced):
         page = call(f'{url}/metrics')[1]
     assert sorted(map(len, paced.calls)) == [1, 4, 8]
     assert 'retrieval_requests_total{status="503"} 1.0' in page
-    assert 'retrieval_queries_total 13.0' in page and 'retrieval_seconds_bucket' in page
+    assert 'retrieval_queries_total 13.0' in page
 
 
 def test_old_requests_end_early_under_overload(paced):

@@ -14,8 +14,8 @@ class MemoryBucket:
       failures: method → the next errors that it raises, of 'list', 'read', 'write', 'download' and 'delete'.
     """
 
-    def __init__(self, name='bucket'):
-        self.name = name
+    def __init__(self):
+        self.name = 'bucket'
         self.contents = {}
         self.log = []
         self.failures = {}

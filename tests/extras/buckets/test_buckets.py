@@ -38,7 +38,6 @@ def test_a_folder_is_copied_once_and_again_where_it_changed(bucket, cache):
     # A copy that somebody shortened is replaced.
     (folder / 'a.json').write_bytes(b'')
     assert pathlib.Path(downloads.fetch('gs://bucket/p/a.json')).read_bytes() == b'4'
-    assert downloads.fetch('a/path') == 'a/path'
 
 
 NOT_FETCHED = {
@@ -112,11 +111,9 @@ def test_the_library_does_what_the_interface_says(emulator, tmp_path, monkeypatc
     emulator.delete('a/x')
     with pytest.raises(objects.Removed):
         emulator.download('a/x', tmp_path / 'back')
-    folder = pathlib.Path(downloads.fetch('gs://bucket/a'))
-    assert (folder / 'y').stat().st_size == 300_000
-    with pytest.raises(RetrievalError, match='gs://no-such-bucket') as error:
-        downloads.fetch('gs://no-such-bucket/a')
-    assert '\n' not in str(error.value)
+    assert 'gs://no-such-bucket' in refused(
+        downloads.fetch, 'gs://no-such-bucket/a', error=RetrievalError
+    )
     monkeypatch.setattr(objects, '_REQUEST_SECONDS', 0.2)
     monkeypatch.setenv('STORAGE_EMULATOR_HOST', f'http://localhost:{free_port()}')
     with pytest.raises(objects.Unavailable, match='gs://bucket/a/x'):

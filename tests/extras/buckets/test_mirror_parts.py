@@ -1,7 +1,6 @@
 """Checkpoints of several processes in a bucket, each of which has a folder of its own."""
 
 import json
-import shutil
 import time
 
 import pytest
@@ -111,28 +110,3 @@ def test_outages_of_one_process_delay_the_step(remote, steps, two):
     two.second()
     two.complete(2)
     assert not any(remote.bucket.failures.values())
-
-
-def save_best(source, folder, step):
-    """Copies a step of `source` to the folder of the best evaluation."""
-    shutil.copytree(source / 'checkpoints' / str(step), folder / 'best' / str(step))
-
-
-def test_an_upload_that_is_cut_off_leaves_the_best_step_of_complete_ones_whole(
-    remote, steps, two, tmp_path
-):
-    save_part(steps, two.b, 2)
-    save_best(two.b, two.b, 2)
-    save_best(steps, two.a, 2)
-    save(steps, two.a, 2)
-    two.second()
-    wait(two.first)
-    # The second process has not saved step 4, which names the same best step, when the run is killed.
-    save(steps, two.a, 4)
-    wait_for(lambda: object_names(remote, 'checkpoints/4-', 'loop/metadata'))
-    time.sleep(0.1)
-    assert list(remote.manifests()) == [2]
-    assert bring_down(Hosts(), remote, tmp_path / 'there', remote.manifests()) == []
-    for name in ('checkpoints', 'best'):
-        assert checkpoint.find_damage(tmp_path / 'there' / name / '2') == ''
-        assert (tmp_path / 'there' / name / '2' / 'states' / 'w' / '1').exists()

@@ -36,8 +36,7 @@ def test_the_questions_of_each_iteration_are_told_apart(run, capsys):
         questions = [line['question'] for line in written]
         assert questions == [one['question'] for one in made] and count == len(made) > 0
         assert all(line['answers'] and line['hops'] for line in written)
-    pictures = {path.stem for path in (run / 'evolution').glob('*.svg')}
-    assert pictures == {'asked', 'topics'}
+    assert {path.stem for path in (run / 'evolution').glob('*.svg')} == {'asked', 'topics'}
 
 
 def record(step, question, **fields):
@@ -50,13 +49,10 @@ def test_records_of_other_kinds_are_no_questions():
     records = [
         record(1, 'Who founded Lomi?', solve_rate=0.5),
         record(1, 'Who founded Duvo, that is it?', drop='duplicate', solve_rate=1.0),
-        # A rollout that was dropped names itself, also where the task has a question; a task that was dropped whole has
-        # no version, and a group of the filter has rewards.
+        # A rollout that was dropped, a task that was dropped whole, and a group of the filter.
         record(2, 'A solver truncated', rollout=[2, 0, 0, 0], role='answers', drop='truncated'),
-        record(2, None, rollout=[2, 1, 0, 0], answers=[], drop='no_question'),
         {'step': 2, 'iteration': 0, 'phase': 'play', 'task': [2, 7], 'drop': 'prompt_too_long'},
         {'step': 2, 'iteration': 0, 'phase': 'play', 'task': [2, 8], 'rewards': [1.0, 1.0]},
-        {'step': 2, 'iteration': 0, 'phase': 'play', 'role': 'answers', 'rollouts': [[1]]},
         record(4, 'A question to a solver', phase='solve', drop='truncated', rollout=[1]),
     ]
     assert [one.name for one in asked.parts_of(records, 2)] == ['step1']
@@ -64,7 +60,7 @@ def test_records_of_other_kinds_are_no_questions():
     assert part.name == 'steps1to2' and part.texts == [row['question'] for row in records[:2]]
     assert part.figures() == {
         'questions': 2,
-        asked.MADE: 0.5,
+        asked.MADE: 2 / 3,
         'words': 4.5,
         'hops': 2.0,
         'solve rate then': 0.75,

@@ -142,27 +142,20 @@ def test_verdicts_that_were_not_given_are_neither_met_nor_not_met(tmp_path):
     answer, none = Answer('It is.', 'answer', 1, 0.0, 5), Answer(None, 'turns', 2, 0.5, 9)
     unread, failed = Grade(None, 'unread', 'Hm.'), Grade(None, 'failed', 'timeout')
     yes, no = Grade(True), Grade(False)
-    grades = {
-        'a': [[yes, unread], [no, yes], [failed, unread], []],
-        'b': [[no, no], [no, yes], [yes, yes], []],
-    }
+    verdicts = [[yes, unread], [no, yes], [failed, unread], []]
     record = GradingRecord(tmp_path)
-    for task in tasks:
-        record.add_answers(task.id, (none if task.index == 3 else answer,))
-    for judge, grades_of_tasks in grades.items():
-        for task, verdicts in zip(tasks, grades_of_tasks, strict=True):
-            for number, grade in enumerate(verdicts):
-                record.add_grade(Judgement(judge, task.id, 0, number), grade)
+    for task, grades in zip(tasks, verdicts, strict=True):
+        record.add_answers(task.id, (answer if grades else none,))
+        for number, grade in enumerate(grades):
+            record.add_grade(Judgement('a', task.id, 0, number), grade)
     record = GradingRecord(tmp_path)
     result = grading_results.results({}, 'tasks', tasks, 'a', record, 1)
-    # Of task 2 the first judge graded nothing: it has no score. The answer that is missing has 0.
+    # Of task 2 nothing was graded: it has no score. The answer that is missing has 0.
     assert [entry['score'] for entry in result['task_scores']] == [1.0, 0.5, None, 0.0]
     assert result['rubrics_met'][0] == 0.5 and result['scored_tasks'] == 3
     assert result['judgements'] == {'met': 2, 'not_met': 1, 'unread': 2, 'failed': 1}
     assert result['answers'] == {'given': 3, 'missing': 1, 'finish': {'answer': 3, 'turns': 1}}
     assert result['sets']['tasks']['mean']['searches'] == 1.25
-    table = {'both_met': 1, 'first_only': 1, 'second_only': 0, 'neither': 1}
-    assert result['agreement']['b']['table'] == table
 
 
 def test_answers_after_failed_tool_calls_are_recorded_only_if_these_are_rare(tmp_path):

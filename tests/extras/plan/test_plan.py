@@ -1,6 +1,5 @@
 """Plans of runs: memory beside the compiled tables, and what is chosen; tests/refusals.txt has what is refused."""
 
-import ast
 import itertools
 import json
 import math
@@ -233,19 +232,6 @@ def planned(*words):
     return run_python('-m', 'zeroplay_jax.extras.plan', *words, cwd=ROOT)
 
 
-def test_adapters_of_a_mixture_are_advised_as_a_run_takes_them():
-    policy = 'hf://Qwen/Qwen3-30B-A3B'
-    config = packaged_config('drzero', changes={'policy.path': policy, 'policy.adapters.rank': 32})
-    with pytest.raises(UserError, match='down, gate, up cannot have adapters'):
-        planning.check_policy(config)
-    config.policy.adapters.rank = 0
-    advised = planning.too_small(config, machine('v5litepod-4'))
-    linears = re.search(r'--config\.policy\.adapters\.linears="(.*?)"', advised)
-    config.policy.adapters.update(rank=32, linears=ast.literal_eval(linears[1]))
-    fields.check_values(config)
-    planning.check_policy(config)
-
-
 def test_standard_output_has_flags_alone_and_a_run_takes_them():
     """As in $(zeroplay plan …); the attention of the quickstart reads used positions, which slots alone have."""
     words = '--config=configs/quickstart.py --machine=h100x1 --config.solver.batch=8'.split()
@@ -259,7 +245,7 @@ def test_standard_output_has_flags_alone_and_a_run_takes_them():
 
 
 def test_hours_are_those_of_the_sizes_in_the_folder(tmp_path):
-    """And of the steps; a folder may have the name of another model."""
+    """A folder may have the name of another model."""
     folder = tmp_path / 'Qwen2.5-7B-Instruct'
     folder.mkdir()
     changes = {'policy.path': str(folder), 'policy.adapters.rank': 32, 'sampler.slots': 16}
@@ -273,8 +259,6 @@ def test_hours_are_those_of_the_sizes_in_the_folder(tmp_path):
 
     large, small = hours('qwen2.5-7b'), hours('qwen2.5-1.5b')
     assert small < large / 2
-    config.solver.steps *= 2
-    assert hours('qwen2.5-1.5b') == pytest.approx(2 * small, rel=0.1)
 
 
 def test_on_a_cpu_every_core_is_a_device():

@@ -10,7 +10,7 @@ from trajectories import ASKS_SOLVER
 from zeroplay_jax.configs import common
 from zeroplay_jax.evaluation import answering
 from zeroplay_jax.evaluation.results import SetResults
-from zeroplay_jax.extras.served_policy import MOST_FAILURES, ServedModel
+from zeroplay_jax.extras.served_policy import ServedModel
 from zeroplay_jax.rollout.call_syntax import FunctionSyntax
 from zeroplay_jax.rollout.environment import Environment, Limits
 from zeroplay_jax.rollout.prompts import select
@@ -115,15 +115,7 @@ def test_two_searches_and_an_answer(serve):
     result = last['messages'][2]
     assert result['tool_call_id'] == 'c0' and result['content'].startswith('Doc 1 (Title: T)\nAnn')
     assert 'tool_choice' not in last
-    summary = 'model: 3 requests, 30 prompt tokens, 9 completion tokens, 1 answers, 0 of them'
-    assert context.model.summary().startswith(summary)
-
-
-def test_what_only_weights_can_do_is_refused_in_one_line(serve):
-    server = serve([text('<answer>Bob</answer>')])
-    _, context, (rollout,) = play(server)
-    with pytest.raises(UserError, match='is a model at a server, which has no tokens'):
-        context.scheduler.run([context.go_on('solver', (1,), rollout)])
+    assert context.model.summary().startswith('model: 3 requests, 30 prompt tokens')
 
 
 def test_foreign_text_is_data_and_as_long_as_an_observation(serve):
@@ -200,8 +192,6 @@ def test_other_endings_are_no_answers(serve, replies, finish, options):
     assert context.model.stats['of them without tags, which count as no answers'] == (
         finish == 'eos'
     )
-    # The defaults have the short prompts.
-    assert context.model.summary().endswith(', full does') == (finish == 'eos')
 
 
 @pytest.mark.parametrize(
@@ -241,8 +231,6 @@ def test_answers_that_fail_are_counted_and_stop_the_command(serve):
     _, context, _ = play(server, *[good] * 8, bad, bad, changes=one_at_once)
     with pytest.raises(UserError, match='2 of 10 answers of the policy .*retrieval.*server'):
         context.scheduler.workers.check_failure_rate(0.5, 0.1)
-    with pytest.raises(UserError, match='status 500'):
-        play(server, good, *[bad] * MOST_FAILURES, changes=one_at_once)
 
 
 def test_keys_stay_with_their_servers(serve, monkeypatch):
