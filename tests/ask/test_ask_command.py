@@ -4,15 +4,7 @@ import io
 import json
 import re
 
-from ask_cases import (
-    ATTACK,
-    BASE,
-    ONE,
-    START,
-    TWO,
-    labels,
-    main,
-)
+from ask_cases import ATTACK, BASE, ONE, START, TWO, labels, main
 from python_process import run_python
 
 
@@ -37,15 +29,11 @@ def test_out_of_the_box_questions_from_a_pipe_become_json_lines(monkeypatch, cap
     for record in records:
         prompt, *others = record['segments']
         policy, env = others[::2], others[1::2]
-        assert prompt['source'] == 'prompt' and record['question'] in prompt['text']
-        assert {s['source'] for s in policy} == {'policy'} and {s['source'] for s in env} == {'env'}
-        assert [s['text'] for s in policy] == [turn['text'] for turn in record['turns']]
+        assert record['question'] in prompt['text']
+        assert [part['text'] for part in policy] == [turn['text'] for turn in record['turns']]
         for segment, turn in zip(env, record['turns']):
-            call = turn['call']
-            assert call['tool'] == 'search' and call['error'] is None
-            assert call['text'] in segment['text']
-            assert all(passage['title'] in segment['text'] for passage in call['documents'][0])
-        assert all(len(s['tokens']) and s['text'] for s in record['segments'])
+            (passages,) = turn['call']['documents']
+            assert all(passage['title'] in segment['text'] for passage in passages)
 
 
 INTERRUPTED = """

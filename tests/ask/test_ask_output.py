@@ -3,29 +3,18 @@
 import json
 import re
 
-from ask_cases import (
-    ATTACK,
-    NAME,
-)
+from ask_cases import ATTACK, NAME
 
 from zeroplay_jax.evaluation import render
 from zeroplay_jax.types import ToolCall
 
 
-def test_a_turn_is_split_at_its_tags(capsys):
+def test_a_turn_is_split_at_its_tags():
     tags = {'search': 'search', 'tool_call': ''}
     text = 'so <think>a < b </thin> c</think> <answer>x<search>y</answer>'
     parts = [('text', 'so'), ('think', 'a < b </thin> c'), ('answer', 'x'), ('search', 'y')]
     assert render.sections(text, tags) == parts
     assert render.sections('<think>half a tho', tags) == [('think', 'half a tho')]
-    # A call that was read is not printed twice; an invalid one has the tool of its tag.
-    printer = render.Printer(False)
-    printer.turn(
-        '<think>a</think><search>b</search>', ToolCall('search', {'query_list': ['b']}), tags
-    )
-    printer.turn('<tool_call>{"name": 1}</tool_call>', ToolCall('', None), tags)
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert lines == [['think', 'a'], ['search', 'b'], ['call', '{"name":', '1}']]
 
 
 def test_control_characters_reach_no_terminal(capsys):
@@ -35,15 +24,15 @@ def test_control_characters_reach_no_terminal(capsys):
     printer.result(call)
     printer.turn(f'<think>{ATTACK}', call, {})
     printer.turn('', ToolCall('x' + ATTACK, {'a': ATTACK, 'b': 1}), {})
-    printer.result(ToolCall('open', {'document': ATTACK}, text=ATTACK))
-    printer.result(ToolCall('open', {'document': ATTACK}, text=ATTACK, error='failed'))
+    for error in (None, 'failed'):
+        printer.result(ToolCall('open', {'document': ATTACK}, text=ATTACK, error=error))
     printer.turn(f'<tool_call>{ATTACK}', None, {'tool_call': ''})
     out = capsys.readouterr().out
     assert set(re.findall(r'\x1b\[([\d;]*m|.)', out)) == {'0m', '34m', '2m', '31m', '1;36m'}
     assert not re.search('[\x00-\x09\x0b-\x1a\x1c-\x1f\x7f-\x9f\u202e]', out)
-    page = render.one_line_json({'text': ATTACK + '\u202e\nü'})
-    assert not re.search('[\x00-\x1f\x7f-\x9f\u202e]', page) and 'ü' in page
-    assert json.loads(page) == {'text': ATTACK + '\u202e\nü'}
+    text = ATTACK + '\u202e\nü'
+    page = render.one_line_json({'text': text})
+    assert not re.search('[\x00-\x1f\x7f-\x9f\u202e]', page) and json.loads(page)['text'] == text
 
 
 def test_every_tool_is_called_and_its_result_is_printed(ask_scripted, index):

@@ -1,6 +1,5 @@
 """How `zeroplay ask` asks a policy, and when it is called wrongly."""
 
-import copy
 import json
 import pathlib
 import shutil
@@ -77,7 +76,7 @@ def test_prompts_flags_and_other_versions(exported, stored, index, tmp_path):
     stored.fields['retrieval'] |= {'kind': 'folder', 'path': str(index)}
     stored.save()
 
-    def asked(recipe_name, role=None, own_prompts=()):
+    def asked(recipe_name, own_prompts=()):
         """The end of the prompt in which a question is put to the role of a recipe with these prompts."""
         config = policy_settings.settings(exported)
         config.recipe = recipe_name
@@ -85,7 +84,6 @@ def test_prompts_flags_and_other_versions(exported, stored, index, tmp_path):
         recipe = recipe_class(recipe_name)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(recipe, 'prompts', {**recipe.prompts, **dict(own_prompts)})
-            patch.setattr(recipe, 'evaluated_role', role or recipe.evaluated_role)
             prompt = prompt_of(config, exported, 'Lomi?')
         (line,) = [line for line in prompt.splitlines() if 'Lomi?' in line]
         return line.partition('<|im_end|>')[0]
@@ -97,13 +95,8 @@ def test_prompts_flags_and_other_versions(exported, stored, index, tmp_path):
         room = f'results {config.rollout.observation_tokens}, context {config.sampler.context}'
         return f'{tools.names} {tools.mcp_servers}; {place.replace(str(index), "INDEX")}; {room}'
 
-    def settings_with(section, **changes):
-        fields = copy.deepcopy(stored.fields)
-        part = fields[section] if section else fields
-        part |= changes
-        for name in [name for name, value in changes.items() if value is None]:
-            del part[name]
-        change_record(stored.path.parent, config=fields)
+    def settings_with(**changes):
+        change_record(stored.path.parent, config=stored.fields | changes)
         return policy_settings.settings(exported).recipe
 
     names = dict(asked=asked, flags=flags, settings_with=settings_with)

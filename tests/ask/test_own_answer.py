@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 from zeroplay_jax.recipes import drzero
 
 
@@ -14,15 +12,11 @@ async def twice(self, context, question, identity):
     return answer
 
 
-@pytest.fixture(autouse=True)
-def answers_twice(monkeypatch):
-    monkeypatch.setattr(drzero.Recipe, 'answer', twice, raising=False)
-
-
 TURNS = ['<answer>Lomi</answer>', '<answer>Tarva</answer>']
 
 
-def test_the_second_rollout_is_the_answer(ask_scripted):
+def test_the_second_rollout_is_the_answer(ask_scripted, monkeypatch):
+    monkeypatch.setattr(drzero.Recipe, 'answer', twice, raising=False)
     record = json.loads(ask_scripted(TURNS, '--json'))
     assert record['answer'] == 'Tarva'
     assert 'Fretes? Is it Lomi?' in record['segments'][0]['text']

@@ -2,15 +2,12 @@
 
 import hashlib
 import json
-import sys
-from unittest import mock
 
 import pytest
 
 from tools.checkpoints import base_english, base_model, base_open, base_parts
-from tools.checkpoints.demo import FORMS, forms
 from zeroplay_jax.run import ending, run_folder
-from zeroplay_jax.settings.kinds import DEMONSTRATIONS, is_policy_file
+from zeroplay_jax.settings.kinds import DEMONSTRATIONS
 
 # Folder → the stages of its training.
 STAGES = {
@@ -20,7 +17,6 @@ STAGES = {
     'english/base': base_english.STAGES,
 }
 ENGLISH = 'english/base'
-FOLDERS = [name for name in STAGES if name != ENGLISH]
 every_folder = pytest.mark.parametrize('name', STAGES)
 
 
@@ -50,49 +46,16 @@ def test_a_folder_is_whole_and_small_and_was_trained_by_these_stages(name):
     assert STAGES[name][-1].folder == 'base'
 
 
+def test_the_start_of_two_hops_says_what_it_was_shown():
+    parts = base_model.MINI / 'parts/base'
+    assert ending._demonstrated_hops(parts) == 2
+    assert ending._demonstrated_hops(base_model.MINI / 'base') is None
+    # Training does not depend on it: a run keeps its identity.
+    names = {path.name for path in run_folder._policy_files(parts)}
+    assert 'config.json' in names and DEMONSTRATIONS not in names
+
+
 def test_every_folder_with_weights_is_one_of_these():
     """None is a start that was trained in another way."""
     weights = base_model.MINI.rglob('*.safetensors')
     assert {str(path.parent.relative_to(base_model.MINI)) for path in weights} == set(STAGES)
-
-
-@pytest.fixture(scope='module')
-def blank(tmp_path_factory):
-    """A folder without weights, as of the trainings with the prompts 'mini', and as of that with 'numbered'."""
-    mini, numbered = (tmp_path_factory.mktemp(name) for name in ('mini', 'numbered'))
-    base_model.write_config_and_tokenizer(mini)
-    # The tokenizer is trained on the prompts.
-    with mock.patch.dict(FORMS, forms('numbered')):
-        base_model.write_config_and_tokenizer(numbered, base_parts.LAYERS)
-    return mini, numbered
-
-
-@pytest.mark.parametrize('name', FOLDERS)
-def test_a_folder_has_the_tokenizer_and_config_that_the_command_writes(name, blank):
-    expected = blank[name == 'parts/base']
-    for file in ('tokenizer.json', 'config.json', 'chat_template.jinja'):
-        assert (base_model.MINI / name / file).read_text() == (expected / file).read_text()
-
-
-def test_the_start_of_two_hops_says_what_it_was_shown(tmp_path, monkeypatch):
-    """The command that trains it writes the file; training itself is left out."""
-    written = []
-
-    def keep(stages, template, *_, **__):
-        written.append((template / DEMONSTRATIONS).read_text())
-
-    monkeypatch.setattr(base_model.supervised, 'train_checkpoints', keep)
-    monkeypatch.setattr(sys, 'argv', ['base_parts', '--out', str(tmp_path)])
-    with mock.patch.dict(FORMS):
-        base_parts.main()
-    assert written == [(base_model.MINI / 'parts/base' / DEMONSTRATIONS).read_text()]
-    # Training does not depend on it: a run keeps its identity.
-    folder = run_folder._policy_files(base_model.MINI / 'parts/base')
-    assert 'config.json' in {path.name for path in folder} and not is_policy_file(DEMONSTRATIONS)
-    assert ending._demonstrated_hops(base_model.MINI / 'parts/base') == 2
-    assert ending._demonstrated_hops(base_model.MINI / 'base') is None
-
-
-def test_the_folder_for_english_has_the_architecture_of_the_command():
-    config = json.loads((base_model.MINI / ENGLISH / 'config.json').read_text())
-    assert base_english.ARCHITECTURE.items() <= (config | {'torch_dtype': 'float32'}).items()

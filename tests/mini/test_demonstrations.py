@@ -1,4 +1,4 @@
-"""What the packaged policies were shown: every statement is true, and every search, question and answer is whole."""
+"""What the packaged policies were shown: every statement, question and answer is true."""
 
 import functools
 import hashlib
@@ -73,36 +73,22 @@ def tagged(text, tag):
 
 
 def check_world(demo):
-    """Asserts that an episode in the miniature worlds is true and whole."""
-    turns = written(demo)
+    """Asserts that what an episode in the miniature worlds states, answers and describes is true."""
+    last = written(demo)[-1]
     text = ''.join(content for content in written(demo, {0, 1, 2} - {ENV}))
     for phrase, stated in STATEMENT.findall(text):
         assert value(phrase) == stated
-    questions = [demo.fields.get('question'), *tagged(text, 'question')]
-    questions = [re.fullmatch(r'What is (.*)\?', question)[1] for question in questions if question]
-    answers = tagged(turns[-1], 'answer')
-    for phrase in questions:
+    answers = tagged(last, 'answer')
+    if demo.role == 'task_solver':
+        described = re.fullmatch(r'Describe (.*)\.', demo.fields['task'])[1]
+        assert answers == [library().document(value(described))['text']]
+    questions = filter(None, [demo.fields.get('question'), *tagged(text, 'question')])
+    for question in questions:
+        phrase = re.fullmatch(r'What is (.*)\?', question)[1]
         assert demo.role == 'restate' or answers == [value(phrase)]
-    hops = demo.fields.get('hops')
-    searches = len(tagged(''.join(turns), 'search'))
-    if demo.role in ('proposer', 'proposer_from_answer', 'ask', 'ask_at_end'):
-        assert len(questions) == 1
-    if demo.role in ('proposer', 'proposer_from_answer', 'challenger', 'walk'):
-        assert all(tagged(turn, 'think') for turn in turns)
-        assert searches == hops - (demo.role != 'proposer_from_answer')
-    if demo.role == 'proposer':
-        assert questions[0].count(' of ') == hops
-    if demo.role in ('solver', 'solver_with_path'):
-        assert searches == questions[0].count(' of ')
-        assert all(value(turn) == answers[0] for turn in tagged(''.join(turns[:-1]), 'think'))
-    for task in (demo.fields.get('task'), *tagged(turns[-1], 'task')):
-        described = value(re.fullmatch(r'Describe (.*)\.', task)[1]) if task else None
-        if demo.role == 'task_solver':
-            assert answers == [library().document(described)['text']] if task else True
-            assert searches == demo.fields['task'].count(' of ') + 1
-        elif task:
-            start = re.search(r'(\w+)\W*$', task)[1]
-            assert start in demo.fields['document'] and task.count(' of ') == hops - 1
+    for task in tagged(last, 'task'):
+        described = re.fullmatch(r'Describe (.*)\.', task)[1]
+        assert value(described) in facts()
 
 
 def squeezed(text):
@@ -112,42 +98,28 @@ def squeezed(text):
 
 def check_english(demo):
     """Asserts that an episode over English texts copies what its passages have."""
-    turns = written(demo)
     text = ''.join(written(demo, {0, 1, 2} - {ENV}))
     shown = [f'{each["title"]} {each["text"]}' for part in written(demo, {ENV}) for each in part]
     shown += [demo.fields[name] for name in ('document', 'documents') if name in demo.fields]
     passages = squeezed('\n'.join(shown))
-    for thought in tagged(text, 'think'):
+    thoughts = tagged(text, 'think')
+    for thought in thoughts:
         assert squeezed(re.sub(r' \[ (.*?) \]', r' \1', thought)) in passages
-    spans = [re.search(r' \[ (.*?) \]', turn) for turn in tagged(text, 'think')]
-    bridge = spans[0][1] if spans and spans[0] else ''
-    questions = [demo.fields.get('question'), *tagged(text, 'question')]
-    questions += re.findall(r'Question: (.*?)<', text)
-    questions = [question for question in questions if question]
+    bridge = re.search(r' \[ (.*?) \]', thoughts[0]) if thoughts else None
     answers = tagged(text, 'answer')
-    assert demo.role == 'query' or len(questions) in (0, len(answers)) or not answers
-    for question, answer in zip(questions, answers):
-        filled = squeezed(question.replace(BLANK, answer).replace('#1', bridge))
-        ends = range(1, len(filled) + 1)
-        assert any(filled[:end] in passages and filled[end:] in passages for end in ends)
-    searches = tagged(text, 'search')
-    if demo.role in ('proposer', 'proposer_from_answer'):
-        assert len(questions) == len(answers) == 1
-    if demo.role in ('solver', 'solver_with_path'):
-        unmarked = questions[0].replace(BLANK, '').replace('#1', '')
-        searched = ''.join(
-            search.removeprefix(bridge * bool(i)) for i, search in enumerate(searches)
-        )
-        assert squeezed(searched) == squeezed(unmarked)
     if demo.role == 'task_solver':
         assert squeezed(answers[0]) in passages
-    if demo.role == 'challenger':
-        title = re.search(r'Describe (.*)\.<', turns[-1])[1]
-        assert demo.fields['document'].startswith(f'(Title: {title}) ')
+    questions = [demo.fields.get('question'), *tagged(text, 'question')]
+    questions += re.findall(r'Question: (.*?)<', text)
+    for question, answer in zip(filter(None, questions), answers):
+        whole = question.replace(BLANK, answer).replace('#1', bridge[1] if bridge else '')
+        filled = squeezed(whole)
+        ends = range(1, len(filled) + 1)
+        assert any(filled[:end] in passages and filled[end:] in passages for end in ends)
 
 
 @pytest.mark.parametrize(('name', 'role'), ASKED)
-def test_every_demonstration_is_true_and_whole(name, role):
+def test_every_demonstration_is_true(name, role):
     rng = np.random.default_rng(0)
     is_english = name == 'english/base'
     material, check = (texts(), check_english) if is_english else (library(), check_world)

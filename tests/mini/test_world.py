@@ -1,8 +1,6 @@
-import itertools
 import json
 import re
 
-import numpy as np
 import pytest
 
 from zeroplay_jax.configs import scope
@@ -13,22 +11,10 @@ from zeroplay_jax.settings.kinds import EXAMPLE_TASKS
 World = world_lib.World
 
 
-def rng(seed=0):
-    return np.random.default_rng(seed)
-
-
 def names(world):
     values = {v for facts in world.facts.values() for v in facts.values()}
     closed = {v for kind in world_lib.CLOSED.values() for v in kind}
     return set(world.titles) | (values - closed)
-
-
-def test_same_seed_same_world():
-    one, two = World(3), World(3)
-    assert one.passages == two.passages
-    assert one.facts == two.facts
-    assert one.chain(3, rng()) == two.chain(3, rng())
-    assert one.passages != World(4).passages
 
 
 def test_the_example_tasks_are_those_of_the_worlds_of_a_small_run():
@@ -46,37 +32,6 @@ def test_names_are_unique_over_worlds_and_splits():
     ids = [p.id for world in worlds for p in world.passages]
     assert len(ids) == len(set(ids)) > 5000
     assert not names_lib.BLOCKED & set(seen)
-
-
-def test_passages_are_readable_english():
-    for passage in World(7).passages:
-        sentences = re.findall(r'[^.]+\.', passage.text)
-        assert ''.join(sentences) == passage.text
-        assert 2 <= len(sentences) <= 3
-        assert sentences[0].startswith(passage.title + ' ')
-        assert all(re.fullmatch(r' ?[A-Z][A-Za-z ]+\.', s) for s in sentences)
-
-
-def test_near_misses_look_alike_and_say_something_else():
-    world = World(5)
-    assert len(world.originals) == round(0.25 * (len(world.titles) - len(world.originals)))
-    for title, original in world.originals.items():
-        assert abs(len(title) - len(original)) <= 1 and title[:-2] in original
-        assert world.kinds[title] == world.kinds[original]
-        for relation, value in world.facts[title].items():
-            assert value != world.facts[original][relation]
-
-
-@pytest.mark.parametrize('hops', [1, 2, 3, 4])
-def test_chains_resolve(hops):
-    world, stream = World(1, 'evaluation'), rng(hops)
-    for _ in range(50):
-        chain = world.chain(hops, stream)
-        assert len(chain) == hops
-        assert all(a[2] == b[0] for a, b in itertools.pairwise(chain))
-        assert all(world.facts[e][r] == v for e, r, v in chain)
-        assert world.resolve(world_lib.question(chain)) == (chain[-1][2], hops)
-        assert chain[-1][2].lower() not in world_lib.question(chain).lower()
 
 
 def test_evaluation_questions():
@@ -97,7 +52,6 @@ def test_evaluation_tasks_ask_for_the_passage_at_the_end_of_a_chain():
     tasks = world_lib.evaluation_tasks(worlds, 50)
     assert [t['hops'] for t in tasks] == sorted((1, 2, 3, 4) * 50)
     assert len({t['question'] for t in tasks}) == 200
-    assert tasks == world_lib.evaluation_tasks(worlds, 50)
     for task in tasks:
         world = worlds[task['world']]
         subject = re.fullmatch(r'Describe (.*)\.', task['question'])[1]

@@ -5,6 +5,8 @@ import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from zeroplay_jax.retrieval.client import Http
+
 
 class Fake(BaseHTTPRequestHandler):
     """Answers as its server's script says: a status with a body, 'close', or a function that gets the handler."""
@@ -44,6 +46,19 @@ class Fake(BaseHTTPRequestHandler):
 
     def log_message(self, *args):
         """Says nothing."""
+
+
+def cut(handler):
+    """A reply that ends in the middle."""
+    handler.send_response(200)
+    handler.send_header('Content-Length', '500')
+    handler.end_headers()
+    handler.wfile.write(b'{"result"')
+
+
+def http(server, **options):
+    """A client of a server that does not wait long."""
+    return Http(server.url, **(dict(pause=0.001, timeout=10.0, patience=0.0) | options))
 
 
 @contextlib.contextmanager

@@ -60,41 +60,36 @@ def test_consecutive_passages_of_one_title_are_a_document(tmp_path, form, prefix
     assert corpus.find_document('Gumu') == range(0, 2)  # the first of two documents
     assert corpus.find_document('gumu') == range(7, 8)
     assert corpus.find_document('Ünï "x" 漢字 …') == range(2, 3)
-    for reference in ('', ' ', 'Gumu ', 'GUMU', 'Gumu\0', '\ud800', '-1', '99', '٣', '1' * 10**6):
-        assert corpus.find_document(reference) is None, reference[:20]
+    for reference in ('', 'Gumu ', 'GUMU', 'Gumu\0', '\ud800', '-1', '99', '٣'):
+        assert corpus.find_document(reference) is None
 
 
 def test_a_folder_of_texts_has_one_document_per_file(tmp_path):
     texts, out = tmp_path / 'texts', tmp_path / 'out'
     texts.mkdir()
     out.mkdir()
-    words = [f'w{number}' for number in range(250)]
-    (texts / 'a.md').write_text('# Same title\n' + ' '.join(words))
+    (texts / 'a.md').write_text('# Same title\n' + 'word ' * 250)
     (texts / 'b.txt').write_text('Same title\nanother file')
     corpus_lib.write(texts, out)
     corpus = Corpus(out)
     assert [corpus.document_rows(row) for row in range(4)] == [range(0, 3)] * 3 + [range(3, 4)]
     assert corpus.find_document('a.md#2') == corpus.find_document('Same title') == range(0, 3)
     assert corpus.find_document('b.txt#0') == range(3, 4)
-    page = document_page(corpus, 'a.md#1', 3, words_per_page=100)
-    assert page == DocumentPage('Same title', ' '.join(words[200:]), 3, 3, 'a.md#0', page.passages)
-
-
-def long_passages():
-    """One document of 1,000 passages between two others; hostile texts in it."""
-    hostile = ['"quoted"\nline', '\u2028', 'a\x00b', '{"json": 1}', '<b>', '\t', '𝔘 ' * 100]
-    parts = [f'part {part} ' + hostile[part % len(hostile)] for part in range(1_000)]
-    return [('Before', 'x'), *(('Long', part) for part in parts), ('After', 'y')]
 
 
 @pytest.mark.parametrize('words_per_page', [1, 499, 10**6])
 def test_the_pages_of_a_long_document_are_its_text(tmp_path, words_per_page):
-    passages, reference = long_passages(), 'p76'
+    """One document of 1,000 passages between two others."""
+    parts = [f'part {part}\n"quoted" \u2028 a\x00b <b> 漢字' for part in range(1_000)]
+    passages, reference = (
+        [('Before', 'x'), *(('Long', part) for part in parts), ('After', 'y')],
+        'p76',
+    )
     corpus = written(tmp_path, 'jsonl', passages)
-    whole = ' '.join(text for title, text in passages if title == 'Long')
+    whole = ' '.join(parts)
     words = whole.split()
     count = -(-len(words) // words_per_page)
-    for number in range(1, count + 1) if words_per_page > 1 else (1, 2, count):
+    for number in {1, count // 2 + 1, count}:
         page = document_page(corpus, reference, number, words_per_page)
         assert (page.title, page.page, page.pages) == ('Long', number, count)
         assert page.id == corpus.record(1).id and page.text in whole
@@ -116,50 +111,39 @@ def url(index):
 
 
 def test_in_process_and_http_open_the_same(index, url):
-    references = ['Gumu', '1', 'none', '', '7', 'Ünï "x" 漢字 …', 'Gumu', 'Gumu', 'Gumu']
-    pages = [2, 1, 1, 1, 1, 1, 0, -3, 99]
-    results = []
-    for backend in (InProcess(index), Http(url), Http(f'{url}/retrieve', batch=2)):
-        client = Client(backend)
-        results.append(client.open(references, pages, 4))
-        assert client.metrics()['search/failed'] == 0
-    first = results[0]
-    assert results == [first] * 3
+    references = ['Gumu', '1', 'none', '', '7', 'Ünï "x" 漢字 …', 'Gumu', 'Gumu']
+    pages = [2, 1, 1, 1, 1, 1, 0, 99]
+    first = Client(InProcess(index)).open(references, pages, 4)
+    assert Client(Http(f'{url}/retrieve', batch=2)).open(references, pages, 4) == first
     shown = [{'id': '1', 'title': 'Gumu', 'text': 'It lies by a'}]
     assert first[0] == DocumentPage('Gumu', 'It lies by a', 2, 3, '0', shown)
     assert first[4].title == 'gumu' and first[5].text == 'first\nline'
     assert [row for row, page in enumerate(first) if page] == [0, 1, 4, 5]
 
 
-class Counting(InProcess):
-    """A backend that remembers its calls and fails for some references."""
+def test_pages_are_cached_and_failures_counted(index):
+    backend, calls = InProcess(index), []
+    plain = backend.open
 
-    def __init__(self, index):
-        super().__init__(index)
-        self.calls = []
-
-    def open(self, references, pages, words_per_page):
-        self.calls.append(list(references))
+    def open_or_refuse(references, *arguments):
+        calls.append(list(references))
         if 'refused' in references:
             raise RetrievalError('refused')
-        return super().open(references, pages, words_per_page)
+        return plain(references, *arguments)
 
-
-def test_pages_are_cached_and_failures_counted(index):
-    backend = Counting(index)
+    backend.open = open_or_refuse
     client = Client(backend)
     first = client.open(['Gumu', 'none', 'Gumu'], [1, 1, 1], 4)
     assert first[0] == first[2] and first[1] is None
     assert client.open(['Gumu', 'none'], [1, 1], 4) == first[:2]
     client.open(['Gumu', 'Gumu'], [2, 1], 4)
-    client.open(['Gumu'], [1], 5)
-    assert backend.calls == [['Gumu', 'none'], ['Gumu'], ['Gumu']]
+    assert calls == [['Gumu', 'none'], ['Gumu']]
     client.metrics()
     for _ in range(2):
         with pytest.raises(SearchFailed):
             client.open(['refused', '0'], [1, 1], 4)
     # What could be opened is cached, a failure is not.
-    assert backend.calls[3:] == [['refused', '0'], ['refused'], ['0'], ['refused']]
+    assert calls[2:] == [['refused', '0'], ['refused'], ['0'], ['refused']]
     with refused('2 of 4 searches failed.*refused'):
         client.check_failure_rate()
 

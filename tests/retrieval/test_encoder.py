@@ -143,11 +143,6 @@ def test_bfloat16_is_near(tmp_path):
     assert (full.encode(TEXTS) * half.encode(TEXTS)).sum(1).min() > 0.98
 
 
-def test_more_tokens_than_positions_are_refused():
-    with refused('max_tokens 513 must lie between 3 and 512'):
-        TextEncoder(MODEL, '', '', max_tokens=513)
-
-
 def cases(kind):
     """Rows of saved_encoders.txt of a kind: (arguments of `saved` or `plain`), or (change of a folder, words)."""
     text = (pathlib.Path(__file__).parent / 'saved_encoders.txt').read_text(encoding='utf-8')
@@ -170,11 +165,6 @@ def test_a_saved_encoder_gives_its_own_vectors(case, sentence_transformers, tmp_
 def test_a_plain_encoder_gives_its_own_vectors(case, sentence_transformers, tmp_path):
     folder = plain(tmp_path, **eval(case))
     assert_same_vectors(sentence_transformers, folder, '', '')
-
-
-def test_a_vocabulary_alone_gives_the_same_vectors(sentence_transformers, tmp_path):
-    with_vocabulary(lambda folder: None)(plain(tmp_path))
-    assert_same_vectors(sentence_transformers, tmp_path, '', '')
 
 
 def changed(name, change):
@@ -215,34 +205,11 @@ def tensors(change):
     return write
 
 
-def with_vocabulary(change):
-    """Replaces tokenizer.json by vocab.txt and makes a change; tokenizer_config.json names no control tokens."""
-
-    def replace(folder):
-        (folder / 'tokenizer.json').unlink()
-        (folder / TOKENIZER).write_text('{}')
-        shutil.copy(MODEL / 'vocab.txt', folder)
-        change(folder)
-
-    return replace
-
-
-def added_token(**fields):
-    """Changes the only added token that controls nothing."""
-
-    def change(content):
-        content['added_tokens'][-1] |= fields
-        return content
-
-    return changed('tokenizer.json', change)
-
-
 PROMPTS = {'document': '', 'passage': 'passage: ', 'query': 'query: '}
 TRANSFORMER = 'sentence_bert_config.json'
 ABOUT = 'config_sentence_transformers.json'
 TOKENIZER = 'tokenizer_config.json'
 POOLING = '1_Pooling/config.json'
-LATER = 'added_tokens.json'
 OTHER_TOKEN = {'30522': {'content': 'other', 'special': False}}
 KERNEL = 'encoder.layer.1.output.dense.weight'
 

@@ -138,18 +138,10 @@ PATTERN = '^(a|a)*(a+)+$'
 
 
 @pytest.mark.fault('new-pattern', 'a catastrophic pattern')
-@pytest.mark.parametrize(
-    'schema,write',
-    [
-        ({'type': 'string', 'pattern': PATTERN}, str),
-        ({'patternProperties': {PATTERN: {}}, 'additionalProperties': False}, lambda x: {x: 1}),
-        ({'propertyNames': {'pattern': PATTERN}}, lambda x: {x: 1}),
-    ],
-)
-def test_patterns_take_linear_time(schema, write):
+@pytest.mark.parametrize('schema', [{'pattern': PATTERN}, {'propertyNames': {'pattern': PATTERN}}])
+def test_patterns_take_linear_time(schema):
     tool = checked(of_value(schema))
-    good = 'a' * 5_000
     # Python's own engine would take longer than the age of the universe.
+    bad = 'a' * 5_000 + '!'
     with pytest.raises(InvalidArguments):
-        tool.validated({'value': write(good + '!')})
-    assert tool.validated({'value': write(good)})
+        tool.validated({'value': {bad: 1} if 'propertyNames' in schema else bad})

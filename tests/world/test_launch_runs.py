@@ -156,14 +156,11 @@ def test_the_loop_around_a_slice_ends_as_the_run_does(cloud, answers):
     assert len({call for call in calls if '-m zeroplay_jax.main' in call}) == 1
 
 
-# GNU tar ends with 1 if a file changed or was removed while it read it, and with 2 after an error.
-@pytest.mark.parametrize('status, is_run', [(1, True), (2, False)])
-def test_the_project_is_packed_into_a_folder_of_its_own_though_files_change(
-    cloud, tmp_path, status, is_run
-):
-    fake(tmp_path, 'tar', f'/usr/bin/env -S PATH=/usr/bin:/bin tar "$@"; exit {status}')
-    result, steps, calls = cloud('0')
-    assert (result.returncode == 0) == is_run == ('zeroplay_jax.main' in steps), result.stderr
+def test_the_project_is_packed_into_a_folder_of_its_own_though_files_change(cloud, tmp_path):
+    # GNU tar ends with 1 if a file changed or was removed while it read it.
+    fake(tmp_path, 'tar', '/usr/bin/env -S PATH=/usr/bin:/bin tar "$@"; exit 1')
+    result, _, calls = cloud('0')
+    assert result.returncode == 0, result.stderr
     for line in [line for line in calls if ' scp ' in line]:
         words = line.split()
         packed = pathlib.Path(words[words.index('scp') + 1])
@@ -186,7 +183,3 @@ def test_install_brings_a_python_where_there_is_none(tmp_path):
     calls = (tmp_path / 'calls').read_text()
     assert '-m pip install --quiet --user uv\n' in calls
     assert '-m uv venv --quiet --seed --python 3.12 .venv\n' in calls
-    # Nothing was really installed, and it has not said otherwise.
-    assert not (tmp_path / '.venv').exists()
-    _, said = finish(start(['launch/install.sh', 'gpu'], tmp_path), status=2)
-    assert "'gpu' is none of tpu, cuda12, cuda13" in said

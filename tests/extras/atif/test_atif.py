@@ -11,8 +11,6 @@ from examples.folding import recipe as folding
 from zeroplay_jax.evaluation.report_builder import page_data, read_lines
 from zeroplay_jax.extras import atif
 
-SCHEMA = {'type': 'object', 'properties': {'query': {'type': 'string'}}}
-
 
 @pytest.fixture
 def documents(run, tmp_path):
@@ -41,12 +39,11 @@ def test_turn_rewards_errors_and_tools_are_kept(run):
     record['segments'] = [{'source': source, 'text': source} for source in sources]
     call = {'tool': 'search', 'arguments': 'no object', 'error': 'invalid_arguments'}
     record |= {'turns': [call | {'documents': None}], 'turn_rewards': [0.25]}
-    function = {'description': 'finds', 'parameters': SCHEMA}
-    tools = {'search': function | {'purpose': 'ours alone'}}
+    tools = {'search': {'description': 'finds', 'parameters': {}, 'purpose': 'ours alone'}}
     document = atif.to_document(record, tools, 0, '1', atif.Frames())
     Trajectory.model_validate(document)
     (definition,) = document['agent']['tool_definitions']
-    assert definition['function'] == {'name': 'search'} | function
+    assert definition['function'] == {'name': 'search', 'description': 'finds', 'parameters': {}}
     first, turn = document['steps']
     assert first['source'] == 'user' and turn['extra'] == {'reward': 0.25}
     (entry,) = turn['tool_calls']
@@ -89,11 +86,9 @@ def test_documents_of_others_are_read(job):
     assert shell['info']['total_cost_usd'] == 0.01
 
 
-def test_documents_are_not_written_over_or_out_of_nothing(tmp_path, capsys, run, documents):
+def test_documents_are_not_written_over(capsys, run, documents):
     assert atif.main([str(run), '--documents', str(documents)]) == 2
     assert 'exists already; choose another folder' in capsys.readouterr().err
-    assert atif.main([str(tmp_path), '--documents', str(tmp_path / 'new')]) == 2
-    assert 'has no rollouts' in capsys.readouterr().err and not (tmp_path / 'new').exists()
 
 
 @pytest.mark.fault('nov29-D6', 'atif --documents of a run whose recipe speaks between turns')
@@ -110,11 +105,3 @@ def test_what_a_recipe_says_between_turns_is_a_step_of_a_user(tmp_path, tmp_path
         contents = [result.content for each in observed for result in each.results]
         assert not any('<|im_' in text or folding.SUM_UP in text for text in contents)
     assert set(said) == {folding.SUM_UP, folding.GO_ON}
-
-
-def test_a_message_of_a_user_is_told_from_the_result_of_a_call():
-    frames = atif.Frames(('<e><u>', '<a>'), ('<e><u><r>', '</r><a>'), ('<e>',))
-    call = {'tool': 'search', 'arguments': None, 'error': 'malformed'}
-    assert frames.note('<e><u>go on<a>', 'x', call) == 'go on'
-    assert frames.note('<u>go on<a>', 'x<e>', None) == 'go on'
-    assert frames.note('<e><u><r>found</r><a>', 'x', call) is None

@@ -1,6 +1,7 @@
-"""A bucket in memory, with checkpoints to upload."""
+"""Buckets in memory, and of an emulator; checkpoints to upload."""
 
 import pytest
+from host_processes import free_port
 from memory_bucket import MemoryBucket
 from saved_runs import save_checkpoints
 
@@ -33,3 +34,19 @@ def bucket(monkeypatch):
     memory = MemoryBucket()
     monkeypatch.setattr('zeroplay_jax.extras.buckets.objects.open_bucket', lambda name: memory)
     return memory
+
+
+@pytest.fixture
+def emulator(monkeypatch):
+    """The empty bucket of an emulator of Google Cloud Storage, also for commands that are started."""
+    pytest.importorskip('google.cloud.storage')
+    emulation = pytest.importorskip('gcp_storage_emulator.server')
+    from zeroplay_jax.extras.buckets import objects
+
+    port = free_port()
+    server = emulation.create_server('localhost', port, in_memory=True, default_bucket='bucket')
+    server.start()
+    monkeypatch.setenv('STORAGE_EMULATOR_HOST', f'http://localhost:{port}')
+    yield objects.open_bucket('bucket')
+    # Its thread is no daemon: pytest would wait for it at the end.
+    server.stop()

@@ -11,15 +11,13 @@ class MemoryBucket:
 
     Attributes:
       log: (method, name) of all writes in their order.
-      errors: the next ones that writes raise.
-      failures: method → the next errors that it raises, of 'list', 'read', 'download' and 'delete'.
+      failures: method → the next errors that it raises, of 'list', 'read', 'write', 'download' and 'delete'.
     """
 
-    def __init__(self, name='bucket'):
-        self.name = name
+    def __init__(self):
+        self.name = 'bucket'
         self.contents = {}
         self.log = []
-        self.errors = []
         self.failures = {}
         self._lock = threading.Lock()
         self._generation = 0
@@ -31,56 +29,53 @@ class MemoryBucket:
     def list(self, prefix, limit=None):
         self._fail('list')
         with self._lock:
-            names = sorted(name for name in self.contents if name.startswith(prefix))
-            entries = [(name, self.contents.get(name)) for name in names[:limit]]
+            found = sorted(item for item in self.contents.items() if item[0].startswith(prefix))
         return [
-            StoredObject(name, len(entry[0]), str(zlib.crc32(entry[0])))
-            for name, entry in entries
-            if entry is not None
+            StoredObject(name, len(content), str(zlib.crc32(content)))
+            for name, (content, _) in found[:limit]
         ]
 
     def read(self, name):
         self._fail('read')
-        with self._lock:
-            return self.contents.get(name)
+        return self.contents.get(name)
 
     def write(self, name, content, generation=None):
+        self._fail('write')
         with self._lock:
-            if self.errors:
-                raise self.errors.pop(0)
-            if generation is not None and self._generation_of(name) != generation:
-                raise Conflict(name)
+            self._check(name, generation)
             self._generation += 1
             self.contents[name] = (content, self._generation)
             self.log.append(('write', name))
-            return self._generation_of(name)
+            return self._generation
 
-    def _generation_of(self, name):
-        return self.contents.get(name, (b'', 0))[1]
+    def _check(self, name, generation):
+        _, stored = self.contents.get(name, (b'', 0))
+        if generation is not None and stored != generation:
+            raise Conflict(name)
 
     def upload(self, name, path):
         self.write(name, path.read_bytes())
 
     def download(self, name, path):
         self._fail('download')
-        found = self.contents.get(name)
-        if found is None:
+        if name not in self.contents:
             raise Removed(name)
-        path.write_bytes(found[0])
+        path.write_bytes(self.contents[name][0])
 
     def delete(self, name, generation=None):
         self._fail('delete')
         with self._lock:
-            if generation is not None and self._generation_of(name) != generation:
-                raise Conflict(name)
+            self._check(name, generation)
             self.contents.pop(name, None)
             self.log.append(('delete', name))
 
     def damage(self, name):
         """Flips a bit in the middle of an object."""
-        content = bytearray(self.contents[name][0])
-        content[len(content) // 2] ^= 1
-        self.contents[name] = (bytes(content), self.contents[name][1])
+        content, generation = self.contents[name]
+        middle = len(content) // 2
+        flipped = content[middle] ^ 1
+        damaged = content[:middle] + bytes([flipped]) + content[middle + 1 :]
+        self.contents[name] = (damaged, generation)
 
 
 def outage(count):

@@ -1,6 +1,7 @@
 """Local folders of runs that upload their checkpoints, for tests of `extras.buckets`."""
 
 import contextlib
+import shutil
 import time
 
 import jax.numpy as jnp
@@ -19,18 +20,14 @@ def save_checkpoints(folder):
 
 def save(steps, folder, step, change=None):
     """What a run leaves in its local folder when it has saved a step, whose files `change` may change."""
-    source = steps / 'checkpoints' / str(step)
-    for path in source.rglob('*'):
-        if path.is_file():
-            target = folder / 'checkpoints' / f'{step}.part' / path.relative_to(source)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(path.read_bytes())
+    draft = folder / 'checkpoints' / f'{step}.part'
+    shutil.copytree(steps / 'checkpoints' / str(step), draft)
     if change is not None:
-        change(folder / 'checkpoints' / f'{step}.part')
+        change(draft)
     (folder / 'run.json').write_text('{}')
     with (folder / 'metrics.jsonl').open('w') as file:
         file.writelines(f'{{"step": {number}}}\n' for number in range(step))
-    (folder / 'checkpoints' / f'{step}.part').rename(folder / 'checkpoints' / str(step))
+    draft.rename(draft.with_suffix(''))
 
 
 @contextlib.contextmanager
@@ -48,12 +45,12 @@ def uploading(remote, folder, keep=2, seconds=30.0):
         lease.release()
 
 
-def upload(remote, folder, steps=None, *numbers, seconds=30.0):
+def upload(remote, folder, steps=None, *numbers):
     """Saves steps of these numbers in a folder and uploads each as a run does at its end; or the newest one there."""
     for number in numbers or (None,):
         if number is not None:
             save(steps, folder, number)
-        with uploading(remote, folder, seconds=seconds) as mirror:
+        with uploading(remote, folder) as mirror:
             wait(mirror)
 
 

@@ -16,8 +16,6 @@ from zeroplay_jax.learner.checkpoint import Checkpointer
 from zeroplay_jax.policy import sharding
 h = hosts.Hosts()
 mesh = sharding.make_mesh(replica=2)
-sys.path.insert(0, 'tests/extras/buckets')
-from folder_bucket import FolderBucket
 from zeroplay_jax.configs import quickstart
 from zeroplay_jax.learner import checkpoint
 from zeroplay_jax.extras.buckets import objects
@@ -25,8 +23,7 @@ from zeroplay_jax.runtime import workdir
 from zeroplay_jax.extras.buckets import run as bucket_run
 import orbax.checkpoint as ocp
 root = pathlib.Path(sys.argv[3])
-bucket = FolderBucket(root / 'bucket')
-objects.open_bucket = lambda name: bucket
+bucket = objects.open_bucket('bucket')
 config = quickstart.get_config()
 config.checkpoint.keep = 2
 def states_of(step):
@@ -132,7 +129,7 @@ print('fine')
 """
 
 
-def test_two_processes_save_their_shards_and_other_machines_get_those_of_both(tmp_path):
+def test_two_processes_save_their_shards_and_other_machines_get_those_of_both(emulator, tmp_path):
     out = finish(processes_of_script(FOLDERS, str(tmp_path)))
     assert all(text.strip().endswith('fine') for text in out), out
     # One process resumes what two have saved in folders of their own.

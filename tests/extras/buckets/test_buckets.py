@@ -4,7 +4,6 @@ import errno
 import pathlib
 
 import pytest
-from bucket_emulator import needs_emulator, run_emulator
 from host_processes import free_port
 from refused_calls import refused
 from run_records import write_record
@@ -39,7 +38,6 @@ def test_a_folder_is_copied_once_and_again_where_it_changed(bucket, cache):
     # A copy that somebody shortened is replaced.
     (folder / 'a.json').write_bytes(b'')
     assert pathlib.Path(downloads.fetch('gs://bucket/p/a.json')).read_bytes() == b'4'
-    assert downloads.fetch('a/path') == 'a/path'
 
 
 NOT_FETCHED = {
@@ -91,12 +89,6 @@ def test_the_same_command_resumes_where_the_cache_lies_elsewhere(bucket, tmp_pat
     assert stored.retrieval.path == f'{tmp_path}/two/zeroplay_jax/gs/bucket/index'
 
 
-@pytest.fixture
-def emulator(monkeypatch):
-    with run_emulator(monkeypatch) as emulated:
-        yield emulated
-
-
 def test_a_full_disk_is_no_error_of_the_network():
     pytest.importorskip('google.api_core')
     with pytest.raises(OSError) as error, objects._translated('gs://b/x'):
@@ -105,7 +97,6 @@ def test_a_full_disk_is_no_error_of_the_network():
     assert error.value.errno == errno.ENOSPC
 
 
-@needs_emulator
 def test_the_library_does_what_the_interface_says(emulator, tmp_path, monkeypatch):
     assert emulator.read('a/x') is None
     generation = emulator.write('a/x', b'one')
@@ -120,11 +111,9 @@ def test_the_library_does_what_the_interface_says(emulator, tmp_path, monkeypatc
     emulator.delete('a/x')
     with pytest.raises(objects.Removed):
         emulator.download('a/x', tmp_path / 'back')
-    folder = pathlib.Path(downloads.fetch('gs://bucket/a'))
-    assert (folder / 'y').stat().st_size == 300_000
-    with pytest.raises(RetrievalError, match='gs://no-such-bucket') as error:
-        downloads.fetch('gs://no-such-bucket/a')
-    assert '\n' not in str(error.value)
+    assert 'gs://no-such-bucket' in refused(
+        downloads.fetch, 'gs://no-such-bucket/a', error=RetrievalError
+    )
     monkeypatch.setattr(objects, '_REQUEST_SECONDS', 0.2)
     monkeypatch.setenv('STORAGE_EMULATOR_HOST', f'http://localhost:{free_port()}')
     with pytest.raises(objects.Unavailable, match='gs://bucket/a/x'):

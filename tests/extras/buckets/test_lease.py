@@ -75,7 +75,7 @@ def test_a_renewal_whose_answer_was_lost_is_no_conflict():
     # It arrived, and the client sends it again.
     bucket.write(NAME, bucket.read(NAME)[0])
     assert lease.renew() and lease.renew()
-    bucket.errors += outage(1)
+    bucket.failures['write'] = outage(1)
     with pytest.raises(leases.Unavailable):
         lease.renew()
     assert lease.renew()
@@ -85,8 +85,9 @@ def test_a_renewal_whose_answer_was_lost_is_no_conflict():
 def test_rights_that_are_taken_away_end_the_run_with_a_line():
     bucket = MemoryBucket()
     lease = Lease(bucket, NAME, seconds=0.1)
-    bucket.failures['delete'] = [RetrievalError('gs://bucket/x: not allowed')]
-    bucket.errors.append(RetrievalError('gs://bucket/run/lease.json: not allowed'))
+    for method in ('write', 'delete'):
+        refusal = RetrievalError('gs://bucket/run/lease.json: not allowed')
+        bucket.failures[method] = [refusal]
     wait_for(lambda: lease.lost)
     assert lease.lost == 'gs://bucket/run/lease.json: not allowed' and not lease.renew()
     lease.release()

@@ -1,6 +1,5 @@
 """Checkpoints in a bucket: what makes a step complete, what is brought down, and what happens to damage and errors."""
 
-import json
 import shutil
 import threading
 
@@ -152,34 +151,29 @@ def test_a_step_that_another_machine_ran_anew_replaces_the_local_one(remote, ste
 def test_errors_that_pass_are_tried_again_and_others_end_the_run(remote, steps, here):
     save(steps, here, 2)
     with uploading(remote, here, keep=1) as mirror:
-        remote.bucket.errors += outage(3)
+        remote.bucket.failures = {'write': outage(3)}
         wait(mirror)
-        # Lists and deletions as well.
         remote.bucket.failures = {'list': outage(2), 'delete': outage(2)}
         save(steps, here, 4)
         wait_for(lambda: 'checkpoints/2-' not in str(list(remote.bucket.contents)))
         assert list(remote.manifests()) == [4] and not any(remote.bucket.failures.values())
     refused = [RetrievalError('gs://bucket/x: not allowed')] * 9
-    for errors, text in (
-        (outage(1000), 'tried for 0 s, config.bucket.seconds'),
-        (refused, 'not allowed'),
-    ):
+    expected = {'tried for 0 s, config.bucket.seconds': outage(1000), 'not allowed': refused}
+    for text, errors in expected.items():
         remote.bucket.delete(remote.manifest_name(4))
         with uploading(remote, here, seconds=0.05) as failing:
-            remote.bucket.errors += errors
+            remote.bucket.failures['write'] = errors
             with pytest.raises(UserError, match=text) as caught:
                 wait(failing)
-            remote.bucket.errors.clear()
+            remote.bucket.failures.clear()
         assert f'everything is saved in {here}' in str(caught.value)
-        assert '\n' not in str(caught.value)
         upload(remote, here)
 
 
-@pytest.mark.parametrize('is_removed', [False, True])
 def test_a_step_whose_last_write_arrived_but_seemed_to_fail_stays_whole(
-    remote, steps, here, tmp_path, is_removed
+    remote, steps, here, tmp_path
 ):
-    """Meanwhile the run logs the next step, or saves it and removes this one."""
+    """Meanwhile the run logs, saves the next step and removes this one."""
     write = remote.bucket.write
     copies = []
 
@@ -193,9 +187,8 @@ def test_a_step_whose_last_write_arrived_but_seemed_to_fail_stays_whole(
             copies.append(tmp_path / 'copy')
             with (here / 'metrics.jsonl').open('a') as file:
                 file.write('{"step": 2}\n')
-            if is_removed:
-                save(steps, here, 4)
-                shutil.rmtree(here / 'checkpoints' / '2')
+            save(steps, here, 4)
+            shutil.rmtree(here / 'checkpoints' / '2')
             raise Unavailable(f'gs://bucket/{name}: 503')
         return generation
 
@@ -204,31 +197,7 @@ def test_a_step_whose_last_write_arrived_but_seemed_to_fail_stays_whole(
     assert saved_steps(copies[0] / 'checkpoints') == [2] and count_metrics(copies[0]) == 2
     for step, manifest in remote.manifests().items():
         assert bring_down(Hosts(), remote, tmp_path / str(step), {step: manifest}) == []
-    assert list(remote.manifests()) == ([2, 4] if is_removed else [2])
-
-
-def test_a_newest_step_without_one_of_its_files_ends_the_run(remote, steps, here):
-    save(steps, here, 2, lambda saved: (saved / 'loop' / 'metadata').unlink())
-    with (
-        uploading(remote, here) as mirror,
-        pytest.raises(UserError, match='checkpoints/2 is damaged: .*loop/metadata is missing'),
-    ):
-        wait(mirror)
-
-
-def test_a_run_that_lost_its_lease_completes_no_step(remote, steps, here):
-    lease_object = remote.name('lease.json')
-    with uploading(remote, here) as mirror:
-        remote.bucket.write(lease_object, json.dumps({'host': 'b', 'process': 7}).encode())
-        save(steps, here, 2)
-        (here / 'summary.json').write_text('{}')
-        for attempt in (mirror.upload_results, lambda: wait(mirror)):
-            with pytest.raises(UserError, match='lease of this run was taken by process 7 on b'):
-                attempt()
-        assert not names(remote, 'summary.json')
-    assert not remote.manifests()
-    # That of the other one.
-    assert remote.bucket.read(lease_object) is not None
+    assert list(remote.manifests()) == [2, 4]
 
 
 @pytest.mark.parametrize('knows', [True, False])
@@ -260,8 +229,9 @@ def test_a_process_that_lost_its_lease_leaves_the_files_of_the_next_one_alone(
         if knows:
             mirror._lease.renew()
         is_back.set()
-        with pytest.raises(UserError, match='was taken by'):
-            wait(mirror)
+        for attempt in (mirror.upload_results, lambda: wait(mirror)):
+            with pytest.raises(UserError, match='was taken by'):
+                attempt()
     if knows:
         assert len(uploads) == count
     assert bring_all(remote, tmp_path / 'third') == []

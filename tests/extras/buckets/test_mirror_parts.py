@@ -1,7 +1,6 @@
 """Checkpoints of several processes in a bucket, each of which has a folder of its own."""
 
 import json
-import shutil
 import time
 
 import pytest
@@ -12,9 +11,7 @@ from zeroplay_jax.extras.buckets.lease import Lease
 from zeroplay_jax.extras.buckets.mirror import Mirror
 from zeroplay_jax.extras.buckets.run import bring_down
 from zeroplay_jax.learner import checkpoint
-from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime.hosts import Hosts
-from zeroplay_jax.types import UserError
 
 
 def save_part(steps, folder, step):
@@ -39,9 +36,7 @@ class Two:
         self.mirrors = [self.first]
 
     def second(self):
-        mirror = Mirror(self.remote, self.b, self.lease.id, None, {}, 2, 30.0, 1, 2)
-        self.mirrors.append(mirror)
-        return self.mirrors[-1]
+        self.mirrors.append(Mirror(self.remote, self.b, self.lease.id, None, {}, 2, 30.0, 1, 2))
 
     def complete(self, *steps):
         """Waits until the first process has nothing to upload, when these steps are complete."""
@@ -108,48 +103,10 @@ def test_a_step_that_another_process_has_removed_is_skipped(remote, steps, two):
     wait_for(lambda: not names(remote, 'checkpoints/2-') and not names(remote, 'parts/'))
 
 
-def test_outages_of_one_process_delay_the_step_and_errors_end_that_process(remote, steps, two):
+def test_outages_of_one_process_delay_the_step(remote, steps, two):
     save_part(steps, two.b, 2)
     save(steps, two.a, 2)
     remote.bucket.failures = {'list': outage(3), 'read': outage(3)}
-    second = two.second()
+    two.second()
     two.complete(2)
     assert not any(remote.bucket.failures.values())
-    upload_object = remote.bucket.upload
-
-    def refuse(name, path):
-        if name.endswith('states/w/1'):
-            raise RetrievalError('gs://bucket/x: not allowed')
-        upload_object(name, path)
-
-    remote.bucket.upload = refuse
-    save_part(steps, two.b, 4)
-    save(steps, two.a, 4)
-    with pytest.raises(UserError, match='not allowed; the same command goes on with the newest'):
-        wait_for(second.is_pending)
-    assert two.first.is_pending() and list(remote.manifests()) == [2]
-
-
-def save_best(source, folder, step):
-    """Copies a step of `source` to the folder of the best evaluation."""
-    shutil.copytree(source / 'checkpoints' / str(step), folder / 'best' / str(step))
-
-
-def test_an_upload_that_is_cut_off_leaves_the_best_step_of_complete_ones_whole(
-    remote, steps, two, tmp_path
-):
-    save_part(steps, two.b, 2)
-    save_best(two.b, two.b, 2)
-    save_best(steps, two.a, 2)
-    save(steps, two.a, 2)
-    two.second()
-    wait(two.first)
-    # The second process has not saved step 4, which names the same best step, when the run is killed.
-    save(steps, two.a, 4)
-    wait_for(lambda: object_names(remote, 'checkpoints/4-', 'loop/metadata'))
-    time.sleep(0.1)
-    assert list(remote.manifests()) == [2]
-    assert bring_down(Hosts(), remote, tmp_path / 'there', remote.manifests()) == []
-    for name in ('checkpoints', 'best'):
-        assert checkpoint.find_damage(tmp_path / 'there' / name / '2') == ''
-        assert (tmp_path / 'there' / name / '2' / 'states' / 'w' / '1').exists()

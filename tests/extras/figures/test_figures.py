@@ -42,8 +42,6 @@ def test_a_line_has_the_values_of_the_log(tmp_path):
     assert figure['metrics'] == ['solver/score'] and figure['x'] == 'iteration'
     lines = figures._lines_of_run(figure, run)
     assert lines == {'solver/score': ([1, 2], pytest.approx([0.15, 0.35]))}
-    lines = figures._lines_of_run(figures.figures()['scope2'], run)
-    assert lines == {'rubrics/mean': ([0, 2], [0.1, 0.3])}
     over_steps = {'metrics': ['solver/score', 'rubrics/mean']}
     lines = figures._lines_of_run(over_steps, run)
     assert lines['solver/score'] == ([1, 2, 3, 4], [0.1, 0.2, 0.3, 0.4])

@@ -10,9 +10,6 @@ from zeroplay_jax.extras.grading import grading_results
     [
         # p_o = 35/50, p_e = (25 · 30 + 25 · 20) / 50² = .5
         ((20, 5, 10, 15), 0.4),
-        # p_o = 60/100, p_e = (70 · 60 + 30 · 40) / 100² = .54: .06 / .46
-        ((45, 25, 15, 15), 0.130435),
-        ((30, 0, 0, 12), 1),
         ((0, 5, 5, 0), -1),
         # One judge has a single verdict: no better than chance. Both have the same single verdict: none.
         ((9, 0, 1, 0), 0),

@@ -74,7 +74,7 @@ class Context:
 
 
 class StrictJudge(RuleJudge):
-    """Grades as the rule does, but for some answers: it refuses one of 29 and says no to one of 5."""
+    """Grades as the rule does, and refuses one answer of 29."""
 
     def __init__(self):
         super().__init__(list, (1, 5), 0.5)
@@ -83,12 +83,10 @@ class StrictJudge(RuleJudge):
     async def grade(self, identity, task, answer, rubric):
         await asyncio.sleep(0)
         self.asked[identity] += 1
-        met = await super().grade(identity, task, answer, rubric)
-        number = identity[1] + identity[3]
-        if number % 29 == 0:
+        if (identity[1] + identity[3]) % 29 == 0:
             self._add_failure('unread', 'I cannot grade this.')
             return None
-        return met and number % 5 > 0
+        return await super().grade(identity, task, answer, rubric)
 
 
 def play_all(folder, tasks, context, judge, key='key', on_grades=lambda number: None, **options):
@@ -130,19 +128,13 @@ def test_500_tasks_killed_twice_give_what_an_uninterrupted_evaluation_gives(tmp_
     fresh = StrictJudge()
     again = play_all(folder, tasks, Context(), fresh)
     assert again == whole and not fresh.asked, 'a finished evaluation asks nothing'
-
-    # 10 of 500 say nothing; the others know the mayor, 1/3 the river, 1/2 the country.
+    # 10 of 500 say nothing.
     assert whole['answers'] == {'given': 490, 'missing': 10, 'finish': {'answer': 500}}
-    lost = whole['judgements']['unread']
-    assert 40 < lost < 60 and not whole['agreement']
-    # Another judge grades the same answers.
+    # Another judge grades the same answers: the mayor is known, 1/3 of the rivers, 1/2 of the countries.
     context = Context()
     other = play_all(folder, tasks, context, rule(), 'rule')
-    assert not context.played and other['judgements']['unread'] == 0
+    assert not context.played
     assert other['rubrics_met'][0] == pytest.approx(0.98 * (1 + 1 / 3 + 1 / 2) / 3, abs=0.01)
-    assert sum(other['judgements'].values()) == sum(whole['judgements'].values()) == 3 * 490
-    measured = other['agreement']['key']
-    assert measured['items'] == 3 * 490 - lost and 0.5 < measured['kappa'] < 0.9
 
 
 def test_verdicts_that_were_not_given_are_neither_met_nor_not_met(tmp_path):
@@ -150,30 +142,20 @@ def test_verdicts_that_were_not_given_are_neither_met_nor_not_met(tmp_path):
     answer, none = Answer('It is.', 'answer', 1, 0.0, 5), Answer(None, 'turns', 2, 0.5, 9)
     unread, failed = Grade(None, 'unread', 'Hm.'), Grade(None, 'failed', 'timeout')
     yes, no = Grade(True), Grade(False)
-    grades = {
-        'a': [[yes, unread], [no, yes], [failed, unread], []],
-        'b': [[no, no], [no, yes], [yes, yes], []],
-    }
+    verdicts = [[yes, unread], [no, yes], [failed, unread], []]
     record = GradingRecord(tmp_path)
-    for task in tasks:
-        record.add_answers(task.id, (none if task.index == 3 else answer,))
-    for judge, grades_of_tasks in grades.items():
-        for task, verdicts in zip(tasks, grades_of_tasks, strict=True):
-            for number, grade in enumerate(verdicts):
-                record.add_grade(Judgement(judge, task.id, 0, number), grade)
+    for task, grades in zip(tasks, verdicts, strict=True):
+        record.add_answers(task.id, (answer if grades else none,))
+        for number, grade in enumerate(grades):
+            record.add_grade(Judgement('a', task.id, 0, number), grade)
     record = GradingRecord(tmp_path)
-    result, other = (
-        grading_results.results({}, 'tasks', tasks, key, record, 1) for key in ('a', 'b')
-    )
-    # Of task 2 the first judge graded nothing: it has no score. The answer that is missing has 0.
+    result = grading_results.results({}, 'tasks', tasks, 'a', record, 1)
+    # Of task 2 nothing was graded: it has no score. The answer that is missing has 0.
     assert [entry['score'] for entry in result['task_scores']] == [1.0, 0.5, None, 0.0]
-    assert [entry['score'] for entry in other['task_scores']] == [0.0, 0.5, 1.0, 0.0]
     assert result['rubrics_met'][0] == 0.5 and result['scored_tasks'] == 3
     assert result['judgements'] == {'met': 2, 'not_met': 1, 'unread': 2, 'failed': 1}
     assert result['answers'] == {'given': 3, 'missing': 1, 'finish': {'answer': 3, 'turns': 1}}
     assert result['sets']['tasks']['mean']['searches'] == 1.25
-    table = {'both_met': 1, 'first_only': 1, 'second_only': 0, 'neither': 1}
-    assert result['agreement']['b']['table'] == table
 
 
 def test_answers_after_failed_tool_calls_are_recorded_only_if_these_are_rare(tmp_path):

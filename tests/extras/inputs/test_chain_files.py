@@ -67,7 +67,6 @@ def test_a_quarter_of_the_questions_have_two_hops(whole):
     records, built = whole
     assert hops(built.questions) == {1: 60, 2: 20}
     assert '80 questions (20 of two hops) about ' in str(built)
-    assert 'with a link to another document' in str(built)
     texts = {record.id: split(record.contents) for record in records}
     for question in built.questions[60:]:
         title, text = texts[question['document_id']]
@@ -87,8 +86,7 @@ def test_training_starts_from_no_document_of_a_question(whole):
     listed = {passage['document_id']: passage['title'] for passage in built.held_out_passages}
     titles = {record.id: _title(record) for record in records}
     assert listed == {document: titles[document] for document in asked - {None}}
-    # Each document has one passage; some of those of two hops have questions of one hop too.
-    assert 80 <= len(listed) == built.held_out <= 60 + 40
+    assert len(listed) == built.held_out
     starts = of_two_hops(built.documents)
     # Every start has a chain, is an ordinary document as well, and names the person whose document has this title.
     assert len(starts) > 200 and all(each['document_id'].startswith('t') for each in starts)
@@ -124,22 +122,6 @@ def test_a_name_that_a_search_does_not_find_is_no_link():
             records.append(Record(f'c{number}.{copy}', contents(name(number), name(number))))
     links = ids(of_two_hops(build(records).documents), 'link')
     assert links and links <= {name(number) for number in range(1, 300, 2)}
-
-
-def test_the_link_is_in_the_sentence_that_is_asked_about():
-    records = linked(300)
-    for number in range(0, 300, 2):
-        title, text = split(records[2 * number].contents)
-        # Too short to be asked about.
-        records[2 * number] = Record(f't{number}', contents(title, f'By {name(number)}. {text}'))
-    starts = ids(of_two_hops(build(records).documents))
-    assert starts and starts <= {f't{number}' for number in range(1, 300, 2)}
-
-
-def test_the_order_of_the_corpus_does_not_matter(whole):
-    records, built = whole
-    reordered = build(records[150:] + records[:150])
-    assert ids(reordered.questions, 'question') == ids(built.questions, 'question')
 
 
 def found_in(records):
@@ -179,16 +161,15 @@ def test_the_command_and_the_config_take_the_ratio_of_the_file(whole, tmp_path, 
     lines = [{'id': record.id, 'contents': record.contents} for record in whole[0]]
     source = write(tmp_path / 'c.jsonl', *lines)
     documents, out = tmp_path / 'documents.jsonl', tmp_path / 'questions.jsonl'
-    assert (
-        inputs.main(['cloze', '--corpus', source, f'--out={out}', f'--documents={documents}']) == 0
-    )
+    words = ['cloze', '--corpus', source, f'--out={out}', f'--documents={documents}']
+    assert inputs.main(words) == 0
     report = capsys.readouterr().out
     assert '240 questions (30 of two hops)' in report
     assert "'--config.schedule.hop_ratio=(0.875,0.125)'" in report
-    assert f'--config.retrieval.held_out={tmp_path / "questions_passages.jsonl"}' in report
+    passages = tmp_path / 'questions_passages.jsonl'
+    assert f'--config.retrieval.held_out={passages}' in report
+    assert len(files.held_out_passages(str(passages)).ids) > 200
     assert hops(files.documents(str(documents)))[2] >= cloze_files.MIN_TWO_HOP_STARTS
-    held_out = files.held_out_passages(str(tmp_path / 'questions_passages.jsonl'))
-    assert len(held_out.ids) == len(held_out.titles) > 200
     assert {question.hops for question in files.questions(str(out))} == {1, 2}
     assert tuple(english.get_config(str(tmp_path)).schedule.hop_ratio) == (0.875, 0.125)
     write(documents, *(line for line in documents.read_text().splitlines() if '"hops": 1' in line))

@@ -2,13 +2,10 @@
 
 import pathlib
 
-from example_texts import example_passages
 from refused_calls import check_table
 
-from tools.checkpoints import base_english
 from tools.checkpoints.english_texts import Links
 from zeroplay_jax.extras.inputs import chains
-from zeroplay_jax.extras.inputs.chains import BRIDGE
 
 PASSAGES = [
     ('Gumu', 'In the year 1950 the town sold the old mill to Lomi Kelpar, a farmer.'),
@@ -38,17 +35,3 @@ def test_passages_sentences_and_clauses():
         'MAX_MENTIONS': chains.MAX_MENTIONS,
     }
     check_table(pathlib.Path(__file__).parent / 'chains.txt', names)
-
-
-def test_properties_of_all_chains_of_the_example_texts():
-    passages = base_english.cut(example_passages(), 50)
-    links = Links(passages)
-    assert links.statements
-    found = [(index, each) for index, chain in links.chains.items() for each in chain]
-    for index, (chain, second) in found:
-        bridge = chain.first.answer
-        assert passages[index][0] != passages[second][0]
-        assert chain.question.count(BRIDGE) == 2 and bridge not in chain.question
-        assert chain.second.answer not in chain.question
-        assert chain.first.sentence in ' '.join(passages[index][1].split())
-        assert chain.second.sentence in ' '.join(passages[second][1].split())

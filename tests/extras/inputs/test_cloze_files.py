@@ -49,7 +49,6 @@ def check(built, records):
         sentence = question['question'].replace(BLANK, answer)
         assert sentence in ' '.join(text.split()) and title == question['title']
         assert sum(sentence.lower() in other for other in lowered) == 1
-        assert normalize_answer(answer) and answer.lower() not in question['question'].lower()
         assert f' {normalize_answer(answer)} ' not in f' {normalize_answer(title)} '
     held_out = {line['document_id'] for line in built.held_out_passages}
     assert asked <= held_out and not held_out & trained
@@ -101,13 +100,6 @@ def test_questions_come_from_many_documents_of_a_large_corpus():
     assert built.held_out == 20 and len({q['title'] for q in built.questions}) == 20
 
 
-def test_two_books_are_split_by_passage():
-    first = [Record(f'a{i}', contents('A', split(r.contents)[1])) for i, r in enumerate(towns(60))]
-    built = build(first, count=40)
-    check(built, first)
-    assert built.unit == 'passages' and built.held_out <= 24 and len(built.documents) >= 36
-
-
 def test_files_of_one_title_are_documents_of_their_own():
     texts = [split(record.contents)[1] for record in towns(100)]
     records = [Record(f'{i}', contents('Notes', text), f'{i}.md') for i, text in enumerate(texts)]
@@ -137,8 +129,6 @@ def test_common_words_are_asked_about_last():
         records.append(Record(f'x{number}', contents(f'X {number}', text)))
     built = build(records, count=60)
     assert {question['kind'] for question in built.questions} <= {'name', 'number', 'term'}
-    assert cloze_files._best_cloze(term, '', 0).answer == 'checksum'
-    assert cloze_files._best_cloze(plain, '', 0).kind == 'word'
 
 
 def test_what_is_no_question_or_left_out_is_counted():
@@ -149,21 +139,15 @@ def test_what_is_no_question_or_left_out_is_counted():
     assert built.left_out == len(records) - len(built.documents) - len(built.held_out_passages)
 
 
-def test_sentences_that_occur_twice_are_not_asked_about():
-    records = towns(40, sentences=4)
-    repeated = 'The people of every town met the famous Lomi near the old bridge in 1999.'
-    records = [Record(r.id, f'{r.contents} {repeated}') for r in records]
+@pytest.mark.parametrize('is_blank_alone_different', [False, True])
+def test_sentences_that_occur_twice_are_not_asked_about(is_blank_alone_different):
+    text = 'The people of the old town near the bridge met the famous Lomi{} in the year.'
+    records = towns(80, sentences=4)
+    for number in range(40):
+        ending = chr(97 + number) if is_blank_alone_different else ''
+        records.append(Record(f'b{number}', contents(f'B{number}', text.format(ending))))
     built = build(records, count=40)
     check(built, records)
-    assert not any('famous' in question['question'] for question in built.questions)
-
-
-def test_sentences_that_differ_in_the_blank_alone_are_not_asked_about():
-    text = 'The people of the old town near the bridge met the famous {} in the year.'
-    names = [f'Lomi{chr(97 + number)}' for number in range(40)]
-    records = [Record(name, contents(f'B{i}', text.format(name))) for i, name in enumerate(names)]
-    records += towns(80, sentences=4)
-    built = build(records, count=40)
     questions = [question['question'] for question in built.questions]
     assert len(questions) == 40 and not any('famous' in question for question in questions)
 
@@ -179,11 +163,6 @@ def test_other_languages_are_neither_asked_about_nor_trained_on():
         records.append(Record(f'g{len(records)}', contents(f'G{len(records)}', text)))
     built = build(records, count=30)
     assert all(line['document_id'][0] == 'p' for line in built.questions + built.documents)
-
-
-def test_without_questions_nothing_is_held_out():
-    built = build(towns(12), count=0)
-    assert not built.questions and len(built.documents) == 12 and built.held_out == 0
 
 
 def test_too_few_sentences_or_documents_are_refused():
@@ -204,7 +183,6 @@ def test_the_command_writes_both_files_and_says_how_to_use_them(tmp_path, capsys
     assert f"'--config.eval.file={out}'" in report and '--config.schedule.hop_ratio=(1,)' in report
     questions = files.questions(str(out))
     assert len(questions) >= 60 and questions[0].origin['source'] == str(EXAMPLE_TEXTS)
-    assert {record['hops'] for record in files.documents(str(documents))} == {1}
     before = out.read_bytes(), documents.read_bytes()
     assert inputs.main(['cloze', *arguments, '--passage-words=80']) == 0
     assert before == (out.read_bytes(), documents.read_bytes())

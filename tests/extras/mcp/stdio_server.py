@@ -58,8 +58,6 @@ for line in sys.stdin:
         if 'raw' in result:
             write(result['raw'])
             continue
-        if 'long' in result:
-            result = {'content': [{'type': 'text', 'text': 'x' * result['long']}]}
     if result is None:
         result = {'error': {'code': -32601, 'message': 'no such method'}}
     reply |= result if 'error' in result else {'result': result}

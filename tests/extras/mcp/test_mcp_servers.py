@@ -159,15 +159,12 @@ def test_a_bad_reply_fails_at_once_and_alone(process, opened, caplog, result, ca
 
 @pytest.mark.fault('new-mcp-size', 'results and descriptions of megabytes')
 def test_what_a_server_sends_is_cut_before_it_is_kept(process, opened):
-    choice = {'enum': ['d' * 400]}
     text = {'type': 'string', 'description': 'word ' * 2**18}
-    properties = {'text': text, 'description': choice}
-    schema = {'type': 'object', 'description': 'd' * 2**20, 'properties': properties}
+    schema = {'type': 'object', 'description': 'd' * 2**20, 'properties': {'text': text}}
     tool = dict(name='big', description='d' * 2**20, inputSchema=schema)
-    tools = opened(a=process({'big': {'long': 17 * 2**20}}, tools=[tool]))
+    tools = opened(a=process({'big': text_result('x' * 17 * 2**20)}, tools=[tool]))
     assert len(call(tools['big']).text) == 100_000
     assert len(tools['big'].description) == 300 and len(json.dumps(tools['big'].parameters)) < 2_000
-    assert tools['big'].parameters['properties']['description'] == choice
 
 
 def test_keys_come_from_the_environment_and_stay_out_of_results_and_logs(
@@ -218,16 +215,10 @@ def test_tools_of_two_servers_with_one_name_are_refused_with_both(process, opene
         opened(**servers)
 
 
-@pytest.mark.fault('nov29-B10', 'an empty cursor that names a page, and one that means the end')
-@pytest.mark.parametrize(
-    'pages',
-    [
-        {'first': ['ab', ''], '': ['c', None]},
-        {'first': ['ab', 'next'], 'next': ['c', ''], '': ['ab', 'next']},
-    ],
-)
-def test_an_empty_cursor_is_a_page_or_the_end(process, opened, pages):
+@pytest.mark.fault('nov29-B10', 'an empty cursor that means the end')
+def test_a_list_has_the_tools_of_all_pages(process, opened):
     results = {name: text_result(name) for name in 'abc'}
+    pages = {'first': ['ab', 'next'], 'next': ['c', ''], '': ['ab', 'next']}
     assert list(opened(a=process(results, pages=pages))) == list('abc')
 
 
