@@ -1,14 +1,17 @@
 """Every family against PyTorch: packed rows, the sampler's decoding; and every feature matters."""
 
+import copy
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+import small_policies
 import tiny
 from small_policies import fill_and_decode, logits, sampler_of, torch_logits
 
-from zeroplay_jax.policy import hf, transformer
+from zeroplay_jax.policy import experts, hf, transformer
 from zeroplay_jax.rollout.sampler import SlotPut
 
 TOLERANCE = 2e-4
@@ -59,6 +62,34 @@ def gap(config, params, packed):
 def test_packed_logits_are_those_of_transformers(case, packed):
     _, _, config, params = case
     assert gap(config, params, packed) <= (DELTA_TOLERANCE if config.delta else TOLERANCE)
+
+
+@pytest.mark.parametrize('case', ['qwen3_moe', 'qwen35', 'qwen35_moe'], indirect=True)
+def test_gradients_of_packed_rows_are_those_of_transformers(case, tmp_path, monkeypatch):
+    import torch
+
+    # Experts have several blocks of choices, whole and cut ones; segments are longer than a chunk of the delta net.
+    monkeypatch.setattr(experts, '_BLOCK', 8)
+    _, model, config, params = case
+    tokens, *places = small_policies.packed(config, 2, 140, segments=2)
+    weight = np.random.default_rng(1).normal(size=(2, 140, config.hidden_size)).astype('f')
+    looped = dataclasses.replace(config, scan=True, remat=True)
+
+    def objective(params):
+        return jnp.sum(transformer.hidden(looped, params, tokens, *places) * weight)
+
+    ours = jax.jit(jax.grad(objective))(params)
+    model = copy.deepcopy(model)
+    states = model.model(torch.tensor(tokens.reshape(4, 70), dtype=torch.long)).last_hidden_state
+    torch.sum(states * torch.tensor(weight).reshape(states.shape)).backward()
+    # A folder with gradients in place of weights.
+    for parameter in model.model.parameters():
+        parameter.data = parameter.grad
+    model.save_pretrained(tmp_path)
+    theirs = hf.load(tmp_path, config)
+    del ours['head'], theirs['head']
+    assert all(np.linalg.norm(x) > 0 for x in jax.tree.leaves(theirs))
+    assert tiny.gap(ours, theirs) <= (2e-3 if config.delta else 1e-4)
 
 
 FEATURES = {
