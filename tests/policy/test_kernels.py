@@ -1,4 +1,4 @@
-"""Attention in blocks and splash attention, interpreted on the CPU, are dense attention; looped layers change nothing."""
+"""Attention in blocks and splash attention, interpreted on the CPU, are dense attention; looped layers are the same."""
 
 import dataclasses
 import functools
