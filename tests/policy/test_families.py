@@ -106,9 +106,8 @@ FEATURES = {
     'qwen35': 'rotary_dim',
     'qwen35_moe': 'rotary_dim normalized shared',
 }
-PLAIN = dict(qkv_bias=False, windows=(), qk_norm='none', rope_scaling=None, scale_sliding=True)
-PLAIN |= dict(norm_offset=0.0, activation='silu', scale_embedding=False, query_scale=1.0)
-PLAIN |= dict(sliding_theta=None, rotary_dim=0, norms='before')
+PLAIN = {field.name: field.default for field in dataclasses.fields(transformer.ModelConfig)}
+PLAIN['qk_norm'] = 'none'
 OF_PARTS = {'attention_factor': ('rope_scaling', 1.0), 'normalized': ('experts', False)}
 OF_PARTS['shared'] = ('experts', False)
 

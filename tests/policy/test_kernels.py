@@ -8,27 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
-from small_policies import packed
+from small_policies import EVERY_SWITCH, packed
 
 from zeroplay_jax.policy import attention, blocked_attention, sharding, transformer
 
 ROWS, LENGTH, HEADS, KV_HEADS, DIM = 4, 256, 4, 2, 128
-CONFIG = transformer.ModelConfig(
-    'test',
-    vocab_size=64,
-    hidden_size=32,
-    intermediate_size=64,
-    layers=4,
-    heads=HEADS,
-    kv_heads=KV_HEADS,
-    head_dim=DIM,
-    windows=(100, 0, 100, 0),
-    tied=False,
-    qkv_bias=True,
-    logit_chunk=128,
+CONFIG = dataclasses.replace(
+    EVERY_SWITCH, layers=4, head_dim=DIM, windows=(100, 0, 100, 0), logit_chunk=128
 )
-
-
 # Segments that end inside of blocks, fill one exactly, and are shorter than one; the last places are empty.
 LENGTHS = [50, 14, 64, 3, 105, 20]
 

@@ -8,43 +8,12 @@ import jax.extend
 import numpy as np
 import pytest
 import tiny
-from small_policies import fill_and_decode, logits, sampler_of
+from small_policies import EVERY_SWITCH, fill_and_decode, logits, packed, sampler_of
 
-from zeroplay_jax.policy import rope, transformer
+from zeroplay_jax.policy import transformer
 from zeroplay_jax.rollout.sampler import SlotPut
 
-# Every switch on at once; no published family has them all.
-CONFIG = transformer.ModelConfig(
-    'test',
-    vocab_size=64,
-    hidden_size=32,
-    intermediate_size=64,
-    layers=2,
-    heads=4,
-    kv_heads=2,
-    head_dim=8,
-    rope_scaling=rope.Yarn(4.0, 16, 1.1),
-    scale_sliding=False,
-    windows=(8, 0),
-    tied=False,
-    qkv_bias=True,
-    qk_norm='projection',
-    norms='after',
-    logit_chunk=16,
-)
-
-
-def batch(config, rows=4, length=24, seed=0):
-    """tokens, positions, segment int32 [B, L]: two segments a row and some empty places."""
-    first, empty = length // 2, 3
-    lengths = [first, length - first - empty, empty]
-    rng = np.random.default_rng(seed)
-    tokens = rng.integers(0, config.vocab_size, (rows, length)).astype(np.int32)
-    positions = np.concatenate([np.arange(n) for n in lengths]).astype(np.int32)
-    segment = np.repeat([1, 2, 0], lengths).astype(np.int32)
-    return tokens, *(np.broadcast_to(x, tokens.shape) for x in (positions, segment))
-
-
+CONFIG = EVERY_SWITCH
 score = jax.jit(transformer.score, static_argnums=(0, 5))
 
 
@@ -57,7 +26,7 @@ def params():
 
 
 def test_score_is_the_log_softmax_of_the_place_before(params):
-    inputs = batch(CONFIG)
+    inputs = packed(CONFIG, segments=2)
     logp, entropy = score(CONFIG, params, *inputs, 0.7)
     z = logits(CONFIG, params, *inputs).astype(np.float64) / 0.7
     z -= np.log(np.exp(z).sum(-1, keepdims=True))
@@ -72,7 +41,7 @@ def test_score_is_the_log_softmax_of_the_place_before(params):
 
 def test_what_is_kept_for_the_backward_pass(params):
     """All, or the layers' inputs alone: at a length where attention scores weigh most."""
-    inputs = batch(CONFIG, rows=1, length=256)
+    inputs = packed(CONFIG, rows=1, length=256, segments=2)
 
     def kept(**change):
         config = dataclasses.replace(CONFIG, **change)
@@ -104,7 +73,9 @@ def primitives(jaxpr):
 
 def test_bfloat16_computes_products_and_nothing_delicate_with_it(params):
     config = dataclasses.replace(CONFIG, dtype='bfloat16')
-    program = jax.make_jaxpr(functools.partial(transformer.score, config))(params, *batch(CONFIG))
+    program = jax.make_jaxpr(functools.partial(transformer.score, config))(
+        params, *packed(CONFIG, segments=2)
+    )
     products, delicate = [], {}
     for name, inputs, outputs in primitives(program.jaxpr):
         if name == 'dot_general':

@@ -17,6 +17,7 @@ from small_policies import (
     change_tensors,
     config_of,
     copy_of,
+    equal,
     split,
 )
 
@@ -133,7 +134,12 @@ def test_broken_folders_are_refused_as_the_table_says(published, tmp_path):
     (tmp_path / 'other.safetensors').touch()
     adapter_fields = AdapterConfig(3, 6.0, ('down', 'q', 'v'), published)
     factors = adapter_of(hf.load(published), adapter_fields.linears, 1)
-    hf.save_adapter(saved, hf.read_config(published), adapter_fields, factors)
+    model = hf.read_config(published)
+    hf.save_adapter(saved, model, adapter_fields, factors)
+
+    def is_unchanged(folder):
+        equal(hf.load_adapter(folder, model), factors)
+        return adapter_config.read(folder) == adapter_fields
 
     def opened(source, config_file, values, changes, read):
         shutil.rmtree(path, ignore_errors=True)
@@ -152,9 +158,9 @@ def test_broken_folders_are_refused_as_the_table_says(published, tmp_path):
     def config(family, **values):
         return policy(written('config.json', json.dumps(config_of(family) | values)))
 
-    calls = dict(policy=policy, adapter=adapter, config=config, SAVED=str(saved))
+    calls = dict(policy=policy, adapter=adapter, config=config, is_unchanged=is_unchanged)
     numpy_names = dict(ones=np.ones, nan=np.nan, inf=np.inf)
-    others = dict(check_name=check_name, open_codec=open_codec)
+    others = dict(check_name=check_name, open_codec=open_codec, SAVED=str(saved))
     check_table(TABLE, globals() | calls | numpy_names | others, tmp_path)
 
 

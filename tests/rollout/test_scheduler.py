@@ -82,26 +82,18 @@ def test_a_turn_takes_no_step_behind_a_token_that_ends_it(policy, baseline, monk
 
 def test_group_shares_one_prefill_and_equals_separate_ones(policy, baseline):
     """A sample whose prompt was cloned is bit for bit the sample whose prompt was prefilled for it alone."""
-    separate = []
-    for request in requests(make_env(policy[0]))[:3]:
-        for sample in range(request.samples):
-            scheduler, pool = make_scheduler(policy)
+    scheduler, pool = make_scheduler(policy)
+    clone_siblings, clone, clones = pool.clone_siblings, pool.sampler.clone, []
 
-            async def only(request=request, sample=sample, scheduler=scheduler, pool=pool):
-                start = pool.placement.start
+    def without_prompts():
+        for prefix in pool.placement.open_prefixes:
+            pool.placement._drop_pages(prefix)
+        clone_siblings()
 
-                def skip(prefix):
-                    for other in [*prefix.waiting]:
-                        if other.identity[-1] != sample:
-                            prefix.waiting.remove(other)
-                            other.future.set_result(None)
-                    return start(prefix)
-
-                pool.placement.start = skip
-                return await scheduler.rollout(request)
-
-            separate.append(scheduler.run([only()])[0][sample])
-    same(baseline[:9], separate)
+    pool.clone_siblings = without_prompts
+    pool.sampler.clone = lambda rows: clones.extend(rows) or clone(rows)
+    same(baseline, play(scheduler, requests(make_env(policy[0]))))
+    assert not clones
 
 
 def test_group_members_are_distinct(baseline):
