@@ -13,22 +13,21 @@ from small_policies import EVERY_SWITCH, fill_and_decode, logits, packed, sample
 from zeroplay_jax.policy import transformer
 from zeroplay_jax.rollout.sampler import SlotPut
 
-CONFIG = EVERY_SWITCH
 score = jax.jit(transformer.score, static_argnums=(0, 5))
 
 
 @pytest.fixture(scope='module')
 def params():
-    return tiny.random_params(CONFIG)
+    return tiny.random_params(EVERY_SWITCH)
 
 
 # Scoring
 
 
 def test_score_is_the_log_softmax_of_the_place_before(params):
-    inputs = packed(CONFIG, segments=2)
-    logp, entropy = score(CONFIG, params, *inputs, 0.7)
-    z = logits(CONFIG, params, *inputs).astype(np.float64) / 0.7
+    inputs = packed(EVERY_SWITCH, segments=2)
+    logp, entropy = score(EVERY_SWITCH, params, *inputs, 0.7)
+    z = logits(EVERY_SWITCH, params, *inputs).astype(np.float64) / 0.7
     z -= np.log(np.exp(z).sum(-1, keepdims=True))
     expected = np.take_along_axis(z[:, :-1], inputs[0][:, 1:, None], 2)[..., 0]
     np.testing.assert_allclose(logp[:, 1:], expected, atol=1e-5)
@@ -41,10 +40,10 @@ def test_score_is_the_log_softmax_of_the_place_before(params):
 
 def test_what_is_kept_for_the_backward_pass(params):
     """All, or the layers' inputs alone: at a length where attention scores weigh most."""
-    inputs = packed(CONFIG, rows=1, length=256, segments=2)
+    inputs = packed(EVERY_SWITCH, rows=1, length=256, segments=2)
 
     def kept(**change):
-        config = dataclasses.replace(CONFIG, **change)
+        config = dataclasses.replace(EVERY_SWITCH, **change)
         forward = lambda p: transformer.hidden(config, p, *inputs)
         pull = jax.eval_shape(lambda p: jax.vjp(forward, p)[1], params)
         return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(pull))
@@ -52,7 +51,7 @@ def test_what_is_kept_for_the_backward_pass(params):
     nothing = kept(remat=True)
     assert kept() > 4 * nothing
     weights = sum(x.nbytes for x in jax.tree.leaves(params))
-    assert nothing < weights + (CONFIG.layers + 2) * 256 * 32 * 4 + 4 * 256 * 256 * 4
+    assert nothing < weights + (EVERY_SWITCH.layers + 2) * 256 * 32 * 4 + 4 * 256 * 256 * 4
 
 
 # Mixed precision
@@ -72,9 +71,9 @@ def primitives(jaxpr):
 
 
 def test_bfloat16_computes_products_and_nothing_delicate_with_it(params):
-    config = dataclasses.replace(CONFIG, dtype='bfloat16')
+    config = dataclasses.replace(EVERY_SWITCH, dtype='bfloat16')
     program = jax.make_jaxpr(functools.partial(transformer.score, config))(
-        params, *packed(CONFIG, segments=2)
+        params, *packed(EVERY_SWITCH, segments=2)
     )
     products, delicate = [], {}
     for name, inputs, outputs in primitives(program.jaxpr):
@@ -95,7 +94,7 @@ BFLOAT16_MAX, BFLOAT16_MEAN = 0.1, 0.02
 
 
 def test_bfloat16_sampler_and_trainer_agree_within_the_stated_tolerance(params):
-    config = dataclasses.replace(CONFIG, dtype='bfloat16')
+    config = dataclasses.replace(EVERY_SWITCH, dtype='bfloat16')
     slots, prompt, length = 8, 12, 76
     shape = dict(slots=slots, context=80, chunk=8, fill_rows=8, burst=8, put_rows=8, put_tokens=16)
     sampler = sampler_of(config, **shape)

@@ -120,6 +120,10 @@ def checked(folder):
         return hf.load(folder)
 
 
+def is_tied(folder):
+    return hf.read_config(folder).tied
+
+
 def context(tokens):
     """Checks a context against the positions of the model, which a rotary scaling may extend."""
     return lambda folder: shape.check_context(folder, tokens, 'sampler.context')
@@ -136,6 +140,8 @@ def test_broken_folders_are_refused_as_the_table_says(published, tmp_path):
     factors = adapter_of(hf.load(published), adapter_fields.linears, 1)
     model = hf.read_config(published)
     hf.save_adapter(saved, model, adapter_fields, factors)
+    with pytest.raises(FileExistsError):
+        hf.save_adapter(saved, model, adapter_fields, factors)
 
     def is_unchanged(folder):
         equal(hf.load_adapter(folder, model), factors)
@@ -158,7 +164,19 @@ def test_broken_folders_are_refused_as_the_table_says(published, tmp_path):
     def config(family, **values):
         return policy(written('config.json', json.dumps(config_of(family) | values)))
 
-    calls = dict(policy=policy, adapter=adapter, config=config, is_unchanged=is_unchanged)
+    def with_images(read, text_fields=(), **values):
+        """A decoder beside an encoder of images."""
+        text_config = config_of('gemma3') | dict(text_fields)
+        whole = dict(architectures=['Gemma3ForConditionalGeneration'], text_config=text_config)
+        return policy(written('config.json', json.dumps(whole | values)), read=read)
+
+    calls = dict(
+        policy=policy,
+        adapter=adapter,
+        config=config,
+        is_unchanged=is_unchanged,
+        with_images=with_images,
+    )
     numpy_names = dict(ones=np.ones, nan=np.nan, inf=np.inf)
     others = dict(check_name=check_name, open_codec=open_codec, SAVED=str(saved))
     check_table(TABLE, globals() | calls | numpy_names | others, tmp_path)

@@ -88,7 +88,9 @@ def expected_of(policy_of):
 def test_order_neighbours_tools_and_overlap_change_no_bit(policy_of, expected_of, kind, config):
     policy, expected = policy_of(kind), expected_of(kind, config)
     late = requests_of(policy, kind, late_echo)
-    same(expected, run(policy, late, config, order=-1, overlap=True))
+    # By default tools are waited for, whatever their timeout.
+    options = dict(overlap=True, tool_timeout=0.01)
+    same(expected, run(policy, late, config, order=-1, **options))
     same(expected[9:12], run(policy, requests_of(policy, kind)[3:4], config))
 
 
@@ -102,6 +104,7 @@ PAGES = dict(page=16, token_budget=12)
         ('plain', dict(attention='used'), (1, 1, 1)),
         ('plain', {}, (1, 2, 2)),
         ('plain', PAGES, (1, 2, 2)),
+        ('plain', dict(page=CONFIG.context), (1, 1, 1)),
         # Pages for little more than one rollout.
         ('plain', PAGES | dict(slots=5, pages=6), (1, 1, 1)),
         ('forgetful', dict(slots=7), (1, 1, 1)),
@@ -118,11 +121,6 @@ def test_slots_pages_and_devices_change_no_token(policy_of, expected_of, kind, c
     expected = expected_of(kind, KEPT if kind == 'truncated' else CONFIG)
     same(expected, play(scheduler, requests_of(policy, kind)), TOLERANCE)
     check_idle(pool)
-
-
-def test_a_page_of_a_slot_is_a_slot(policy_of, expected_of):
-    whole = dataclasses.replace(CONFIG, page=CONFIG.context)
-    same(expected_of('plain'), run(policy_of('plain'), config=whole))
 
 
 @pytest.mark.parametrize('kind', ['plain', 'forgetful', 'forgetful states', 'windows'])

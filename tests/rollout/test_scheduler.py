@@ -2,7 +2,6 @@
 
 import dataclasses
 import gc
-import time
 import types
 
 import numpy as np
@@ -198,18 +197,6 @@ def test_the_noise_after_a_cut_is_that_of_no_other_request(policy):
         for identity, earlier in cases
     ]
     assert len(set(keys)) == len(cases)
-
-
-def test_overdue_tool_becomes_an_error_only_when_not_deterministic(policy):
-    def slow(queries):
-        time.sleep(0.3)
-        return echo(queries)
-
-    env = make_env(policy[0], slow, observation_tokens=40, max_turns=2)
-    for deterministic in (True, False):
-        rollouts = run(policy, requests(env, 6), deterministic=deterministic, tool_timeout=0.05)
-        errors = {call.error for call in searches(rollouts)}
-        assert errors == {None if deterministic else 'timeout'}
 
 
 def test_turn_limits(policy):
