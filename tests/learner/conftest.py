@@ -16,5 +16,5 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope='module')
 def policy(folder):
     """(model, its parameters)."""
-    model = dataclasses.replace(hf.read_config(folder), logit_chunk=16)
+    model = dataclasses.replace(hf.read_config(folder), logit_chunk=14)
     return model, hf.load(folder, model)

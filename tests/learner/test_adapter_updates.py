@@ -1,7 +1,5 @@
 """Updates of adapters: the base stays, nothing else does; layout, micro-batches and offload change nothing."""
 
-import dataclasses
-
 import jax
 import numpy as np
 from test_update_modes import improve
@@ -9,40 +7,28 @@ from updates import (
     DISTILS,
     SCALE,
     TEACHER_TOKENS,
+    batches_of,
     learner_of,
-    make_rows,
     other,
     role,
     same,
 )
 
-from zeroplay_jax.learner.batch import pack
 from zeroplay_jax.learner.weights_view import FrozenBase
-from zeroplay_jax.policy import adapters, hf, sharding
+from zeroplay_jax.policy import adapters, sharding
 from zeroplay_jax.policy.adapters import A, B
 from zeroplay_jax.settings.schema import LINEARS
 
-RANK = 2
 
-
-def load(folder, mesh=(1, 1, 1)):
-    """The model, and its base on a mesh."""
-    place = sharding.make_mesh(*mesh)
-    model = dataclasses.replace(hf.read_config(folder), logit_chunk=16)
-    if place.size > 1:
-        model = dataclasses.replace(model, mesh=place)
-    params = hf.load(folder, model, place)
-    return model, FrozenBase.of(params, place, SCALE)
-
-
-def make_learner(folder, mesh=(1, 1, 1), *, changes=(), **options):
-    model, base = load(folder, mesh)
+def make_learner(policy, changes=DISTILS, **options):
+    """(base, learner of an adapter)."""
+    model, params = policy
+    base = FrozenBase.of(params, sharding.make_mesh(), SCALE)
     # Not fresh: where B is 0, A has no gradient.
-    adapter = other(adapters.init(base.params, LINEARS, RANK, 0, 'r'))
-    config = role(learning_rate=1e-2, **DISTILS) if not changes else role(**dict(changes))
+    adapter = other(adapters.init(base.params, LINEARS, 2, 0, 'r'))
+    config = role(**dict(learning_rate=1e-2) | changes)
     options |= dict(teacher_tokens=TEACHER_TOKENS, base=base)
-    learner = learner_of((model, adapter), config, (4, 60), mesh, **options)
-    return model, base, learner
+    return base, learner_of((model, adapter), config, (4, 60), **options)
 
 
 def arrays(tree):
@@ -53,11 +39,11 @@ def num_bytes(tree):
     return sum(x.nbytes for x in jax.tree.leaves(tree))
 
 
-def test_an_update_changes_the_adapter_and_never_the_base(folder):
-    model, base, learner = make_learner(folder)
+def test_an_update_changes_the_adapter_and_never_the_base(policy):
+    base, learner = make_learner(policy)
     before, first = arrays(base.params), arrays(learner.params)
     held = {id(x) for x in jax.tree.leaves(base.params)}
-    improve(learner, model)
+    improve(learner, policy[0])
     same(base.params, before)
     # Samplers read the arrays of the base themselves, and no copy of them.
     shared, adapter = adapters.split(learner.sampler_weights(learner.view()))
@@ -73,37 +59,36 @@ def test_an_update_changes_the_adapter_and_never_the_base(folder):
     assert size < num_bytes(before) / 4
 
 
-def test_offload_published_weights_and_a_restored_state_change_no_bit(folder):
-    model, _, plain = make_learner(folder)
-    improve(plain, model)
+def test_offload_published_weights_and_a_restored_state_change_no_bit(policy):
+    _, plain = make_learner(policy)
+    improve(plain, policy[0])
     for options in ({'offload': True}, {'weights': 'published'}):
-        _, _, other = make_learner(folder, **options)
-        improve(other, model, 1)
+        _, other = make_learner(policy, **options)
+        improve(other, policy[0], 1)
         state = arrays(other.state)
-        improve(other, model, 1)
+        improve(other, policy[0], 1)
         same(other.state, plain.state)
         other.restore(state)
-        improve(other, model, 1)
+        improve(other, policy[0], 1)
         same(other.state, plain.state)
 
 
-def test_the_reference_is_the_base(folder):
-    model, base, learner = make_learner(folder, changes={'kl_coef': 0.1, 'learning_rate': 1e-2})
+def test_the_reference_is_the_base(policy):
+    _, learner = make_learner(policy, dict(kl_coef=0.1))
     assert learner.reference is None
-    batches = pack(make_rows(model), micro_rows=4, tokens=60, mode='token')
+    batches = batches_of(policy, tokens=60)
     assert learner.update('r', batches)['kl'][0] > 0.1
     fresh = jax.tree.map(np.zeros_like, learner.params)
     learner.restore(learner.state | {'params': fresh})
     assert learner.update('r', batches)['kl'][0] == 0
 
 
-def test_adapters_do_not_decay(folder):
+def test_adapters_do_not_decay(policy):
     """A decay of A and B would pull the policy to the base: the role's own is not theirs."""
     updated = []
     for decay in (0.0, 0.5):
-        changes = {'learning_rate': 1e-2, 'weight_decay': decay}
-        model, _, learner = make_learner(folder, changes=changes)
-        learner.update('r', pack(make_rows(model), micro_rows=4, tokens=60, mode='token'))
+        _, learner = make_learner(policy, dict(weight_decay=decay))
+        learner.update('r', batches_of(policy, tokens=60))
         updated.append(arrays(learner.params))
     same(*updated)
 
@@ -113,13 +98,13 @@ def products(tree):
     return [np.asarray(f[A], np.float64) @ np.asarray(f[B], np.float64) for f in factors]
 
 
-def test_the_teacher_is_the_average_of_products(folder):
+def test_the_teacher_is_the_average_of_products(policy):
     """π-Play eq. 10 on whole weights, W + s·A·B: against the dense average in float64."""
     changes = DISTILS | {'learning_rate': 3e-3, 'distill_ema_rate': 0.05}
-    model, _, learner = make_learner(folder, changes=changes)
+    _, learner = make_learner(policy, changes)
     exact = products(learner.params)
     for _ in range(5):
-        improve(learner, model, 1)
+        improve(learner, policy[0], 1)
         exact = [0.95 * x + 0.05 * y for x, y in zip(exact, products(learner.params))]
     teacher, student = products(learner.state['teacher']), products(learner.params)
     error = sum(np.linalg.norm(x - y) ** 2 for x, y in zip(teacher, exact, strict=True))

@@ -1,16 +1,17 @@
 """Means over the batch that a loss declares are the same however the batch is cut."""
 
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from updates import batches_of, learner_of, make_rows, role
+from updates import batches_of, learner_of, make_rows, mean, on_mesh, role
 
-from zeroplay_jax.learner.means import with_means
 from zeroplay_jax.learner.role_update import step_loss
 from zeroplay_jax.objectives import masking
 from zeroplay_jax.objectives.checks import check_loss
 from zeroplay_jax.objectives.losses import LossError, PolicyLoss
-from zeroplay_jax.policy import sharding
+from zeroplay_jax.policy import transformer
 from zeroplay_jax.selfplay.update import micro_batches
 
 
@@ -29,51 +30,33 @@ def centred(logp, old_logp, advantage, mask, segment, *, clip_low, clip_high, du
 DECLARED = PolicyLoss(centred, batch_means=moments)
 
 
-def settings_of(elementwise):
-    settings = role()
-    with settings.ignore_type():
-        settings.loss = PolicyLoss(centred, elementwise=elementwise, batch_means=moments)
-    return settings
-
-
-def score(weights, batch, base):
-    return batch.old_logp - 0.3 * batch.advantage
-
-
 @pytest.mark.fault('K', 'declared means over the batch, cut and packed in other ways')
-def test_means_are_those_of_the_batch(policy):
-    (whole,) = batches_of(policy, micro_rows=16, tokens=25)
-    ratio = np.exp(score(None, whole, None) - whole.old_logp)[whole.mask]
-    expected = {'advantage': whole.advantage[whole.mask].mean(), 'ratio': ratio.mean()}
-    for micro, tokens, mesh in [(1, 25, (1, 1, 1)), (4, 60, (2, 2, 1)), (8, 25, (2, 2, 2))]:
-        batches = batches_of(policy, micro_rows=micro, tokens=tokens)
-        place = sharding.rows(sharding.make_mesh(*mesh))
-        batches = [sharding.put_rows(batch, place) for batch in batches]
-        for batch in with_means(DECLARED, batches, score, {}):
-            for name, mean in expected.items():
-                np.testing.assert_allclose(batch.means[name], mean, rtol=1e-5)
-                assert batch.means[name].shape == (micro, tokens)
-
-
-def test_the_update_and_policy_loss_read_the_same_means(policy):
-    """The value is that of one micro-batch for both forms of the loss."""
+def test_means_are_those_of_the_batch_however_it_is_cut(policy):
+    """In policy_loss with whole rows, and in updates with single tokens."""
     model, params = policy
-    rows = make_rows(model)
-    settings = settings_of(False)
-    (value, stats), (split, _) = (
-        step_loss(model, settings, params, params, micro_batches(rows, settings, shape))
-        for shape in ((16, 25), (2, 60))
-    )
-    assert float(split) == pytest.approx(float(value), rel=1e-5)
+    rows, settings = make_rows(model), role()
+    with settings.ignore_type():
+        settings.loss = DECLARED
+    (whole,) = micro_batches(rows, settings, (16, 25))
+    logp, _ = transformer.score(model, params, whole.tokens, whole.positions, whole.segment, 1.0)
+    expected = np.exp(logp - whole.old_logp)[whole.mask].mean()
+    value, _ = step_loss(model, settings, params, params, [whole])
+    split = micro_batches(rows, settings, (2, 60))
+    split_value, stats = step_loss(model, settings, params, params, split)
+    assert float(split_value) == pytest.approx(float(value), rel=1e-5)
+    assert mean(stats['mean_ratio']) == pytest.approx(expected, rel=1e-5)
 
-    learner = learner_of(policy, settings_of(True), (4, 60))
-    update = learner.update('r', batches_of(policy, tokens=60))
-    assert update['loss'][0] == pytest.approx(float(value), rel=1e-5)
-    assert update['mean_ratio'][0] == pytest.approx(float(stats['mean_ratio'][0]), rel=1e-5)
+    with settings.ignore_type():
+        settings.loss = dataclasses.replace(DECLARED, elementwise=True)
+    for mesh in ((1, 1, 1), (2, 2, 1)):
+        learner = learner_of(on_mesh(policy, mesh), settings, (4, 60), mesh)
+        update = learner.update('r', batches_of(policy, tokens=60))
+        assert update['loss'][0] == pytest.approx(float(value), rel=1e-5)
+        assert mean(update['mean_ratio']) == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_declared_loss_passes_and_its_means_are_tried():
-    check_loss(PolicyLoss(centred, elementwise=True, batch_means=moments))
+    check_loss(dataclasses.replace(DECLARED, elementwise=True))
 
     def of_rows(logp, old_logp, advantage, mask, segment):
         values = jnp.ones_like(logp)

@@ -23,13 +23,30 @@ from zeroplay_jax.settings.schema import LINEARS
 # Micro-batches, their order and devices.
 ONE_BY_ONE = dict(micro_rows=1, tokens=27, teacher_tokens=47)
 LONGEST_FIRST = dict(micro_rows=4, tokens=200, teacher_tokens=300, order='longest_first')
-ON_DEVICES = dict(micro_rows=4, tokens=60, teacher_tokens=100, step=-1, mesh=(2, 2, 2))
+WIDE = dict(micro_rows=4, tokens=60, teacher_tokens=100)
+ON_DEVICES = WIDE | dict(step=-1, mesh=(2, 2, 2))
 # Some devices have no rollout.
 WITH_IDLE_DEVICES = ON_DEVICES | dict(tokens=200)
+# Losses of single tokens as if they read whole rows, from the logits of all tokens.
+BY_ROWS = WIDE | dict(elementwise=False, logits='all')
 
 
-def arranged(case, micro_rows, tokens, teacher_tokens, order='arrival', step=1, mesh=(1, 1, 1)):
+def arranged(
+    case,
+    micro_rows,
+    tokens,
+    teacher_tokens,
+    order='arrival',
+    step=1,
+    mesh=(1, 1, 1),
+    elementwise=True,
+    **fields,
+):
     policy, rows, changes, options = case
+    config = config_of(**changes)
+    if not elementwise:
+        policy_loss = dataclasses.replace(config.policy_loss, elementwise=False)
+        config = dataclasses.replace(config, policy_loss=policy_loss)
     mode = changes.get('aggregation', 'token')
     if 'teacher' not in options:
         teacher_tokens = 0
@@ -41,27 +58,28 @@ def arranged(case, micro_rows, tokens, teacher_tokens, order='arrival', step=1, 
         teacher_tokens=teacher_tokens,
         order=order,
     )
-    return gradient(policy, config_of(**changes), batches, mesh, **options)
+    return gradient(policy, config, batches, mesh, **options | fields)
 
 
-def loss_of(name, mode='token', **options):
+def loss_of(name, mode='token'):
     def make(policy, folder):
-        return policy, make_rows(policy[0], 12), dict(loss=name, aggregation=mode), options
+        return policy, make_rows(policy[0], 12), dict(loss=name, aggregation=mode), {}
 
     return make
 
 
-def trained_logits(policy, folder):
-    """Logits of trained tokens alone."""
-    return policy, make_rows(policy[0]), dict(loss='token_pg'), dict(logits='trained')
+def all_terms(policy, folder):
+    """A policy loss of single tokens with every other term and a teacher, from the logits of trained tokens alone."""
+    rows = taught_rows(policy[0], 8)
+    for number, row in enumerate(rows):
+        row.advantage = 0.5 - number % 3
+    terms = dict(kl_coef=0.1, entropy_coef=0.01, tis_cap=1.5, tis_level='token', dual_clip=1.2)
+    return policy, rows, DISTILS | terms, dict(teacher=other(policy[1]), logits='trained')
 
 
-def taught(change):
-    def make(policy, folder):
-        rows = list(map(change, taught_rows(policy[0])))
-        return policy, rows, DISTILS, dict(teacher=other(policy[1]))
-
-    return make
+def several_contexts(policy, folder):
+    rows = list(map(thinking, taught_rows(policy[0])))
+    return policy, rows, DISTILS, dict(teacher=other(policy[1]))
 
 
 def truncated_to_ids(policy, folder):
@@ -93,9 +111,8 @@ MATRIX = [
     ('sums', loss_of('token_pg', 'seq_mean_token_sum'), [LONGEST_FIRST, ON_DEVICES]),
     ('sequence_pg', loss_of('sequence_pg', SEQUENCE_MEAN), [ON_DEVICES]),
     *((name, loss_of(name, SEQUENCE_MEAN), [ON_DEVICES]) for name in OTHER_LOSSES),
-    ('trained', trained_logits, [WITH_IDLE_DEVICES]),
-    ('teacher', taught(dataclasses.replace), [LONGEST_FIRST]),
-    ('contexts', taught(thinking), [ON_DEVICES]),
+    ('terms', all_terms, [LONGEST_FIRST, WITH_IDLE_DEVICES, BY_ROWS]),
+    ('contexts', several_contexts, [ON_DEVICES]),
     ('ids', truncated_to_ids, [ONE_BY_ONE, LONGEST_FIRST, ON_DEVICES]),
     ('adapters', adapted, [ON_DEVICES]),
     ('states', with_states, [ON_DEVICES]),

@@ -63,12 +63,6 @@ def network(policy):
     return trained(policy)
 
 
-def at_trained(batch_lists, field):
-    """The values of a field at all trained tokens."""
-    batches = sum(batch_lists, [])
-    return np.concatenate([getattr(batch, field)[batch.mask] for batch in batches])
-
-
 def by_token(batch_lists, field):
     """Trajectory's tokens → the values of a field at its trained tokens, so that packings can be compared."""
     values = {}
@@ -79,6 +73,11 @@ def by_token(batch_lists, field):
                 name = tuple(batch.tokens[row][here])
                 values[name] = getattr(batch, field)[row][here & batch.mask[row]]
     return values
+
+
+def at_trained(batch_lists, field):
+    """The values of a field at all trained tokens."""
+    return np.concatenate([*by_token(batch_lists, field).values()])
 
 
 def assert_close(left, right, tolerance):

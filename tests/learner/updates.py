@@ -4,8 +4,10 @@ import dataclasses
 import functools
 
 import jax
+import jax.numpy as jnp
 import ml_collections
 import numpy as np
+import pytest
 import tiny
 
 from zeroplay_jax.learner.batch import pack
@@ -127,21 +129,20 @@ def same(left, right):
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _gradient(model, config, params, batch, teacher, alpha, base, scale):
+def _gradient(model, config, params, batch, teacher, alpha, base):
     """One program per shape for all tests."""
 
     def value(params):
         reference = batch.old_logp - 0.3
-        total, stats = loss(model, config, params, batch, reference, teacher, alpha, base)
-        return scale * total, stats
+        sampler_logp = batch.old_logp + 0.5 * jnp.sin(batch.tokens)
+        sampled = dataclasses.replace(batch, sampler_logp=sampler_logp)
+        return loss(model, config, params, sampled, reference, teacher, alpha, base)
 
     return jax.value_and_grad(value, has_aux=True)(params)
 
 
-def gradient(
-    policy, config, batches, mesh=(1, 1, 1), teacher=None, base=None, alpha=0.7, scale=1.0, **fields
-):
-    """(loss times `scale`, statistics, gradient), summed over micro-batches; `base` are the weights of an adapter."""
+def gradient(policy, config, batches, mesh=(1, 1, 1), teacher=None, base=None, alpha=0.7, **fields):
+    """(loss, statistics, gradient), summed over micro-batches; `base` are the weights of an adapter."""
     model, params = on_mesh(policy, mesh, **fields)
     place = sharding.make_mesh(*mesh)
     if base is not None:
@@ -152,15 +153,19 @@ def gradient(
     parts = []
     for batch in batches:
         batch = jax.device_put(batch.for_devices(), sharding.rows(place))
-        parts.append(_gradient(model, config, params, batch, teacher, alpha, base, scale))
+        parts.append(_gradient(model, config, params, batch, teacher, alpha, base))
     (value, stats), gradients = jax.tree.map(lambda *x: sum(x), *jax.device_get(parts))
     return value, stats, gradients
 
 
 def close(given, expected, tolerance=1e-5):
-    """Compares losses and gradients, of which every parameter has some."""
-    (value, _, gradients), (expected_value, _, expected_gradients) = given, expected
+    """Compares losses, statistics and gradients, of which every parameter has some."""
+    value, stats, gradients = given
+    expected_value, expected_stats, expected_gradients = expected
     assert abs(value - expected_value) <= 1e-6 * max(1, abs(expected_value))
+    assert stats.keys() == expected_stats.keys()
+    for name, (total, count) in expected_stats.items():
+        assert stats[name] == (pytest.approx(total, rel=tolerance, abs=1e-4), count), name
     assert tiny.gap(gradients, expected_gradients) <= tolerance
     assert all(np.linalg.norm(x) > 0 for x in jax.tree.leaves(expected_gradients))
 

@@ -1,7 +1,7 @@
 import jax
 import numpy as np
 import pytest
-from batches import ARRAYS, LOSSES, MODES, run, weights
+from batches import ARRAYS, LOSSES, run, weights
 
 
 @pytest.mark.parametrize('rubbish', [np.nan, -np.inf, 1e30])
@@ -27,12 +27,3 @@ def test_neither_statistics_nor_old_log_probs_have_a_gradient(batch, name):
     if not name.startswith('importance'):
         loss = lambda old: LOSSES[name](logp, old, *arrays[1:])[0].sum()
         assert not np.any(jax.grad(loss)(arrays[0]))
-
-
-@pytest.mark.parametrize('name', LOSSES)
-def test_a_wholly_masked_batch_is_nothing(batch, name):
-    batch['mask'][:] = False
-    for mode in MODES:
-        value, gradient, stats = run(name, batch, weights(batch, mode))
-        assert value == 0 and not np.any(gradient)
-        assert all(count == 0 and total == 0 for total, count in stats.values())

@@ -9,7 +9,7 @@ import tiny
 import transformers
 from safetensors.numpy import load_file, save_file
 
-from zeroplay_jax.policy import adapters, sharding, transformer
+from zeroplay_jax.policy import adapters, rope, sharding, transformer
 from zeroplay_jax.policy.families import FAMILIES
 from zeroplay_jax.rollout.sampler import FILL, Sampler, SamplerConfig
 from zeroplay_jax.settings.schema import LINEARS
@@ -20,6 +20,25 @@ def equal(ours, theirs):
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
+# Every switch on at once, so that every rule has a parameter; no published family has them all.
+EVERY_SWITCH = transformer.ModelConfig(
+    'test',
+    vocab_size=64,
+    hidden_size=32,
+    intermediate_size=64,
+    layers=2,
+    heads=4,
+    kv_heads=2,
+    head_dim=8,
+    rope_scaling=rope.Yarn(4.0, 16, 1.1),
+    scale_sliding=False,
+    windows=(8, 0),
+    tied=False,
+    qkv_bias=True,
+    qk_norm='projection',
+    norms='after',
+    logit_chunk=16,
+)
 KERNEL = 'model.layers.1.mlp.up_proj.weight'
 
 

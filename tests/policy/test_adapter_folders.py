@@ -1,45 +1,14 @@
-"""Adapters as PEFT folders: what is written is read back, `peft` computes the same logits, faults are one line."""
+"""Adapters as PEFT folders: `peft` computes the same logits, and what it writes is read."""
 
 import numpy as np
 import pytest
 import tiny
-from small_policies import adapter_of, change_json, equal, logits, torch_logits
+from small_policies import adapter_of, equal, logits, torch_logits
 
 from zeroplay_jax.configs import common
-from zeroplay_jax.policy import adapter_config, hf
-from zeroplay_jax.policy.adapter_config import CONFIG_FILE, AdapterConfig
+from zeroplay_jax.policy import hf
 from zeroplay_jax.run import policies
 from zeroplay_jax.settings.schema import ALL_LINEARS, LINEARS
-
-CONFIG = dict(rank=3, alpha=6.0, linears=('down', 'q', 'v'))
-ATTENTION = LINEARS[:4]
-
-
-@pytest.fixture(scope='module')
-def base(published):
-    model = hf.read_config(published)
-    return published, model, hf.load(published, model)
-
-
-def small_adapter(params):
-    return adapter_of(params, CONFIG['linears'], 1)
-
-
-@pytest.fixture
-def folder(base, tmp_path):
-    base_folder, model, params = base
-    config = AdapterConfig(**CONFIG, base=base_folder)
-    hf.save_adapter(tmp_path / 'adapter', model, config, small_adapter(params))
-    return tmp_path / 'adapter'
-
-
-def test_a_folder_is_read_as_it_was_written(base, folder):
-    _, model, params = base
-    equal(hf.load_adapter(folder, model), small_adapter(params))
-    assert adapter_config.read(folder) == AdapterConfig(**CONFIG, base=base[0])
-    with pytest.raises(FileExistsError):
-        hf.save_adapter(folder, model, adapter_config.read(folder), {})
-
 
 # The others have no other linear layers.
 FAMILIES = ('qwen2', 'qwen3_moe', 'gemma3', 'qwen35', 'qwen35_moe')
@@ -58,7 +27,7 @@ def test_peft_computes_the_same_logits(family, tmp_path):
     theirs.save_pretrained(str(base))
     model = hf.read_config(base)
     params = hf.load(base, model)
-    linears = ATTENTION if model.experts else LINEARS
+    linears = LINEARS[:4] if model.experts else LINEARS
     if model.delta:
         linears = (*linears, *ALL_LINEARS[len(LINEARS) :])
     trained = adapter_of(params, linears)
@@ -78,22 +47,3 @@ def test_peft_computes_the_same_logits(family, tmp_path):
     # What peft writes is read back, too.
     theirs.save_pretrained(str(tmp_path / 'again'))
     equal(hf.load_adapter(tmp_path / 'again', model), trained)
-
-
-@pytest.mark.parametrize(
-    'fields',
-    [
-        {'target_modules': r'model\.layers\.\d+\.(self_attn|mlp)\.[a-z]+_proj'},
-        {'exclude_modules': r'.*vision_tower.*', 'ensure_weight_tying': True},
-        {
-            'target_modules': 'q_proj up_proj v_proj down_proj'.split(),
-            'exclude_modules': ['up_proj'],
-        },
-        {'init_lora_weights': 'eva', 'eva_config': {'rho': 1.0}},
-    ],
-)
-def test_fields_that_say_how_an_adapter_was_made_change_nothing(base, folder, fields):
-    _, model, params = base
-    change_json(folder / CONFIG_FILE, **fields)
-    assert adapter_config.read(folder) == AdapterConfig(**CONFIG, base=base[0])
-    equal(hf.load_adapter(folder, model), small_adapter(params))

@@ -8,20 +8,10 @@ import pytest
 import tiny
 import transformers
 from safetensors.numpy import load_file
-from small_policies import change_tensors, config_of
+from small_policies import change_tensors
 
 from zeroplay_jax.policy import families, hf
 from zeroplay_jax.policy.families import FAMILIES
-from zeroplay_jax.run import policy_settings
-
-WEIGHTS = 'model.safetensors'
-
-
-def write_config(folder, **values):
-    """Writes a config.json alone; returns the folder."""
-    (folder / 'config.json').write_text(json.dumps(values))
-    return folder
-
 
 # Fields of config classes that change neither logits nor gradients.
 WITHOUT_EFFECT = set(
@@ -53,20 +43,6 @@ def test_every_field_of_a_config_class_is_read_without_effect_or_limited(name):
         assert field.name in WITHOUT_EFFECT | READ | limited, field.name
 
 
-def whole_model(**values):
-    """config.json of a decoder beside an encoder of images."""
-    return dict(
-        architectures=['Gemma3ForConditionalGeneration'], text_config=config_of('gemma3') | values
-    )
-
-
-@pytest.mark.fault('third-19', 'positions of the decoder beside an encoder of images')
-def test_positions_of_a_decoder_in_a_section_limit_the_context(tmp_path):
-    write_config(tmp_path, **whole_model())
-    (tmp_path / 'tokenizer.json').write_text('{}')
-    assert policy_settings.settings(tmp_path).sampler.context == 256
-
-
 # Heads
 
 
@@ -75,7 +51,9 @@ def test_the_head_of_a_decoder_in_another_model_is_kept(tmp_path):
     _, whole = tiny.make_wrapped_model()
     whole.save_pretrained(str(tmp_path))
     head = np.random.default_rng(0).normal(size=(80, 48)).astype('f')
-    change_tensors(tmp_path / WEIGHTS, lambda tensors: tensors.update({'lm_head.weight': head}))
+    change_tensors(
+        tmp_path / 'model.safetensors', lambda tensors: tensors.update({'lm_head.weight': head})
+    )
     config = hf.read_config(tmp_path)
     assert not config.tied
     params = hf.load(tmp_path, config)
@@ -84,10 +62,3 @@ def test_the_head_of_a_decoder_in_another_model_is_kept(tmp_path):
     assert written['tie_word_embeddings'] is False
     stored = load_file(tmp_path / 'out' / 'model.safetensors')
     np.testing.assert_array_equal(stored['lm_head.weight'], head)
-
-
-@pytest.mark.fault('third-3', 'flags of two sections that differ')
-@pytest.mark.parametrize('whole_flag,tied', [(True, True), (None, True), (False, False)])
-def test_the_flag_of_the_whole_model_decides(tmp_path, whole_flag, tied):
-    config = whole_model(tie_word_embeddings=not tied) | {'tie_word_embeddings': whole_flag}
-    assert hf.read_config(write_config(tmp_path, **config)).tied == tied

@@ -16,34 +16,17 @@ TOKENS = np.random.default_rng(0).integers(0, 80, 48).astype(np.int32)
 HEAD, EMBEDDING = 'lm_head.weight', 'model.embed_tokens.weight'
 
 
-class Folder:
-    """A folder of `transformers` that a case changes.
-
-    Attributes:
-      config: content of config.json.
-      tensors: {name: array}.
-    """
-
-    def __init__(self, path, family, fields):
-        self.path = path
-        tiny.make_torch_model(family, **fields).save_pretrained(str(path))
-        self.config = json.loads((path / 'config.json').read_text())
-        self.tensors = load_file(path / 'model.safetensors')
-
-    def write(self):
-        (self.path / 'config.json').write_text(json.dumps(self.config))
-        save_file(self.tensors, self.path / 'model.safetensors', metadata={'format': 'pt'})
+# A case changes the content of config.json and the tensors, {name: array}, of a folder that `transformers` wrote.
 
 
 def fields(**values):
     """Changes fields of config.json; those that are None are removed."""
 
-    def change(folder):
+    def change(config, tensors):
+        config |= values
         for name, value in values.items():
             if value is None:
-                folder.config.pop(name, None)
-            else:
-                folder.config[name] = value
+                del config[name]
 
     return change
 
@@ -51,36 +34,34 @@ def fields(**values):
 def older(**scaling):
     """Writes the rotary embedding as version 4 does."""
 
-    def change(folder):
-        parameters = folder.config.pop('rope_parameters')
+    def change(config, tensors):
+        parameters = config.pop('rope_parameters')
         full = parameters.get('full_attention', parameters)
-        folder.config['rope_theta'] = full['rope_theta']
-        folder.config['rope_scaling'] = scaling or None
-        if folder.config['model_type'] == 'gemma3_text':
-            sliding = parameters['sliding_attention']
-            folder.config['rope_local_base_freq'] = sliding['rope_theta']
+        config |= dict(rope_theta=full['rope_theta'], rope_scaling=scaling)
+        if config['model_type'] == 'gemma3_text':
+            config['rope_local_base_freq'] = parameters['sliding_attention']['rope_theta']
 
     return change
 
 
-def another_head(folder):
+def another_head(config, tensors):
     """What merging an adapter of the head leaves: a head beside an embedding that the flag calls the same."""
     noise = np.random.default_rng(1).normal(size=(80, 48)).astype('f')
-    folder.tensors[HEAD] = folder.tensors[EMBEDDING] + 0.3 * noise
+    tensors[HEAD] = tensors[EMBEDDING] + 0.3 * noise
 
 
-def one_other_number(folder):
-    folder.tensors[HEAD] = folder.tensors[EMBEDDING].copy()
-    folder.tensors[HEAD][-1, -1] += 1.0
+def one_other_number(config, tensors):
+    tensors[HEAD] = tensors[EMBEDDING].copy()
+    tensors[HEAD][-1, -1] += 1.0
 
 
-def same_head(folder):
-    folder.tensors[HEAD] = folder.tensors[EMBEDDING].copy()
+def same_head(config, tensors):
+    tensors[HEAD] = tensors[EMBEDDING].copy()
 
 
-def further_head(folder):
+def further_head(config, tensors):
     """A head that predicts the token after the next one, as published folders have it."""
-    folder.tensors['mtp.fc.weight'] = np.ones((2, 2), 'f')
+    tensors['mtp.fc.weight'] = np.ones((2, 2), 'f')
 
 
 TIED = dict(tie_word_embeddings=True)
@@ -102,7 +83,10 @@ def rope(**parameters):
     return dict(rope_parameters=dict(rope_theta=10000.0) | parameters)
 
 
-def case(name, family, change=None, **values):
+unchanged = fields()
+
+
+def case(name, family, change=unchanged, **values):
     """A row of the table: family, fields of the config class, change of the folder."""
     return pytest.param(family, values, change, id=name.replace(' ', '-'))
 
@@ -181,26 +165,29 @@ def test_a_decoder_read_as_another_class_has_no_default_base_of_frequencies(tmp_
 def test_logits_and_export_are_those_of_transformers(family, values, change, tmp_path):
     import torch
 
-    folder = Folder(tmp_path / 'in', family, values)
-    if change is not None:
-        change(folder)
-    folder.write()
-    theirs = torch_logits(folder.path, [TOKENS], dtype=torch.float32)
+    folder = tmp_path / 'in'
+    tiny.make_torch_model(family, **values).save_pretrained(str(folder))
+    written = json.loads((folder / 'config.json').read_text())
+    tensors = load_file(folder / 'model.safetensors')
+    change(written, tensors)
+    (folder / 'config.json').write_text(json.dumps(written))
+    save_file(tensors, folder / 'model.safetensors', metadata={'format': 'pt'})
+    theirs = torch_logits(folder, [TOKENS], dtype=torch.float32)
     assert 1 < np.abs(theirs).max() < 100
-    config = hf.read_config(folder.path)
-    params = hf.load(folder.path, config, progress=False)
+    config = hf.read_config(folder)
+    params = hf.load(folder, config, progress=False)
     difference = np.abs(logits(config, params, [TOKENS]) - theirs).max()
     assert difference <= TOLERANCE
 
-    hf.save(tmp_path / 'out', config, params, like=folder.path)
+    hf.save(tmp_path / 'out', config, params, like=folder)
     exported_logits = torch_logits(tmp_path / 'out', [TOKENS], dtype=torch.float32)
     assert np.abs(exported_logits - theirs).max() <= TOLERANCE
     exported = json.loads((tmp_path / 'out' / 'config.json').read_text())
     flag = {'tie_word_embeddings': config.tied}
-    assert exported | flag == folder.config | flag
+    assert exported | flag == written | flag
     is_tied = exported.get('tie_word_embeddings', family == 'gemma3')
     assert is_tied == config.tied
     stored = load_file(tmp_path / 'out' / 'model.safetensors')
     assert (HEAD in stored) != config.tied
     for name, array in stored.items():
-        np.testing.assert_array_equal(array, folder.tensors[name])
+        np.testing.assert_array_equal(array, tensors[name])

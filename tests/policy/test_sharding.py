@@ -10,26 +10,12 @@ import numpy as np
 import optax
 import pytest
 import tiny
-from small_policies import packed
+from small_policies import EVERY_SWITCH, packed
 
-from zeroplay_jax.policy import rope, sharding, transformer
+from zeroplay_jax.policy import sharding, transformer
 
-# Every switch on at once, so that every rule has a parameter.
-CONFIG = transformer.ModelConfig(
-    'test',
-    vocab_size=64,
-    hidden_size=32,
-    intermediate_size=64,
-    layers=1,
-    heads=8,
-    kv_heads=4,
-    head_dim=8,
-    rope_scaling=rope.Yarn(4.0, 16, 1.1),
-    windows=(8,),
-    tied=False,
-    qkv_bias=True,
-    qk_norm='projection',
-    logit_chunk=32,
+CONFIG = dataclasses.replace(
+    EVERY_SWITCH, layers=1, heads=8, kv_heads=4, windows=(8,), logit_chunk=32
 )
 ROWS, LENGTH = 8, 24
 LONG_MESHES = ((1, 2, 1), (1, 1, 2), (2, 1, 1), (1, 8, 1), (4, 1, 2))
@@ -146,15 +132,13 @@ def test_optimiser_state_and_average_lie_as_their_parameters(setting):
     assert kernel.addressable_shards[0].data.size == kernel.size // 4
 
 
-@pytest.mark.parametrize(
-    'mesh,message', [((1, 3, 1), "32 .* axis 'fsdp' of 3"), ((1, 1, 5), "64 .* axis 'model' of 5")]
-)
-def test_a_shape_that_does_not_divide_names_the_axis(setting, mesh, message):
-    with pytest.raises(sharding.UserError, match=f"parameter 'embedding': {message}"):
-        sharding.parameter_shardings(setting[0], sharding.make_mesh(*mesh))
-
-
-def test_a_mesh_that_cuts_through_heads_is_refused():
+def test_a_mesh_that_does_not_divide_a_shape_or_cuts_through_heads_is_refused(setting):
+    for mesh, message in (
+        ((1, 3, 1), "32 .* axis 'fsdp' of 3"),
+        ((1, 1, 5), "64 .* axis 'model' of 5"),
+    ):
+        with pytest.raises(sharding.UserError, match=f"parameter 'embedding': {message}"):
+            sharding.parameter_shardings(setting[0], sharding.make_mesh(*mesh))
     with pytest.raises(sharding.UserError, match="num_key_value_heads=4 .* axis 'model' of 8"):
         sharding.check_heads(8, 4, 8)
     sharding.check_heads(8, 4, 4)

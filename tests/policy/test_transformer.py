@@ -8,58 +8,26 @@ import jax.extend
 import numpy as np
 import pytest
 import tiny
-from small_policies import fill_and_decode, logits, sampler_of
+from small_policies import EVERY_SWITCH, fill_and_decode, logits, packed, sampler_of
 
-from zeroplay_jax.policy import rope, transformer
+from zeroplay_jax.policy import transformer
 from zeroplay_jax.rollout.sampler import SlotPut
-
-# Every switch on at once; no published family has them all.
-CONFIG = transformer.ModelConfig(
-    'test',
-    vocab_size=64,
-    hidden_size=32,
-    intermediate_size=64,
-    layers=2,
-    heads=4,
-    kv_heads=2,
-    head_dim=8,
-    rope_scaling=rope.Yarn(4.0, 16, 1.1),
-    scale_sliding=False,
-    windows=(8, 0),
-    tied=False,
-    qkv_bias=True,
-    qk_norm='projection',
-    norms='after',
-    logit_chunk=16,
-)
-
-
-def batch(config, rows=4, length=24, seed=0):
-    """tokens, positions, segment int32 [B, L]: two segments a row and some empty places."""
-    first, empty = length // 2, 3
-    lengths = [first, length - first - empty, empty]
-    rng = np.random.default_rng(seed)
-    tokens = rng.integers(0, config.vocab_size, (rows, length)).astype(np.int32)
-    positions = np.concatenate([np.arange(n) for n in lengths]).astype(np.int32)
-    segment = np.repeat([1, 2, 0], lengths).astype(np.int32)
-    return tokens, *(np.broadcast_to(x, tokens.shape) for x in (positions, segment))
-
 
 score = jax.jit(transformer.score, static_argnums=(0, 5))
 
 
 @pytest.fixture(scope='module')
 def params():
-    return tiny.random_params(CONFIG)
+    return tiny.random_params(EVERY_SWITCH)
 
 
 # Scoring
 
 
 def test_score_is_the_log_softmax_of_the_place_before(params):
-    inputs = batch(CONFIG)
-    logp, entropy = score(CONFIG, params, *inputs, 0.7)
-    z = logits(CONFIG, params, *inputs).astype(np.float64) / 0.7
+    inputs = packed(EVERY_SWITCH, segments=2)
+    logp, entropy = score(EVERY_SWITCH, params, *inputs, 0.7)
+    z = logits(EVERY_SWITCH, params, *inputs).astype(np.float64) / 0.7
     z -= np.log(np.exp(z).sum(-1, keepdims=True))
     expected = np.take_along_axis(z[:, :-1], inputs[0][:, 1:, None], 2)[..., 0]
     np.testing.assert_allclose(logp[:, 1:], expected, atol=1e-5)
@@ -72,10 +40,10 @@ def test_score_is_the_log_softmax_of_the_place_before(params):
 
 def test_what_is_kept_for_the_backward_pass(params):
     """All, or the layers' inputs alone: at a length where attention scores weigh most."""
-    inputs = batch(CONFIG, rows=1, length=256)
+    inputs = packed(EVERY_SWITCH, rows=1, length=256, segments=2)
 
     def kept(**change):
-        config = dataclasses.replace(CONFIG, **change)
+        config = dataclasses.replace(EVERY_SWITCH, **change)
         forward = lambda p: transformer.hidden(config, p, *inputs)
         pull = jax.eval_shape(lambda p: jax.vjp(forward, p)[1], params)
         return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(pull))
@@ -83,7 +51,7 @@ def test_what_is_kept_for_the_backward_pass(params):
     nothing = kept(remat=True)
     assert kept() > 4 * nothing
     weights = sum(x.nbytes for x in jax.tree.leaves(params))
-    assert nothing < weights + (CONFIG.layers + 2) * 256 * 32 * 4 + 4 * 256 * 256 * 4
+    assert nothing < weights + (EVERY_SWITCH.layers + 2) * 256 * 32 * 4 + 4 * 256 * 256 * 4
 
 
 # Mixed precision
@@ -103,8 +71,10 @@ def primitives(jaxpr):
 
 
 def test_bfloat16_computes_products_and_nothing_delicate_with_it(params):
-    config = dataclasses.replace(CONFIG, dtype='bfloat16')
-    program = jax.make_jaxpr(functools.partial(transformer.score, config))(params, *batch(CONFIG))
+    config = dataclasses.replace(EVERY_SWITCH, dtype='bfloat16')
+    program = jax.make_jaxpr(functools.partial(transformer.score, config))(
+        params, *packed(EVERY_SWITCH, segments=2)
+    )
     products, delicate = [], {}
     for name, inputs, outputs in primitives(program.jaxpr):
         if name == 'dot_general':
@@ -124,7 +94,7 @@ BFLOAT16_MAX, BFLOAT16_MEAN = 0.1, 0.02
 
 
 def test_bfloat16_sampler_and_trainer_agree_within_the_stated_tolerance(params):
-    config = dataclasses.replace(CONFIG, dtype='bfloat16')
+    config = dataclasses.replace(EVERY_SWITCH, dtype='bfloat16')
     slots, prompt, length = 8, 12, 76
     shape = dict(slots=slots, context=80, chunk=8, fill_rows=8, burst=8, put_rows=8, put_tokens=16)
     sampler = sampler_of(config, **shape)

@@ -43,14 +43,6 @@ EXPERTS = dict(
     moe_intermediate_size=24,
     norm_topk_prob=True,
 )
-STATES_AND_EXPERTS = EXPERTS | tiny.DELTA
-STATES_AND_EXPERTS |= dict(
-    architectures=['Qwen3_5MoeForCausalLM'],
-    model_type='qwen3_5_moe_text',
-    shared_expert_intermediate_size=24,
-)
-# Hundreds are enough.
-MOST_ROUNDS = 3000
 
 
 def make_policy(folder, **fields):
@@ -92,11 +84,6 @@ def requests(env, count=7, samples=3, temperature=1.0):
     return [Request('policy', p, (3, i), env, samples, temperature) for i, p in enumerate(prompts)]
 
 
-def on_mesh(policy, mesh):
-    codec, model, params = policy
-    return codec, model, jax.device_put(params, sharding.parameter_shardings(params, mesh))
-
-
 def make_pool(policy, config=CONFIG, mesh=None):
     codec, model, _ = policy
     config = dataclasses.replace(config, eos=codec.eos_ids)
@@ -107,14 +94,9 @@ def make_scheduler(policy, config=CONFIG, mesh=None, versions=1, **options):
     """(scheduler, its pool) with version 1 of the weights, and room for so many versions."""
     pool = make_pool(policy, config, mesh)
     scheduler = Scheduler({'policy': pool}, WeightStore({'policy': versions}), **options)
-    one_round = scheduler._round
-
-    def bounded_round():
-        assert scheduler.stats['rounds'] < MOST_ROUNDS, 'a turn never ends'
-        return one_round()
-
-    scheduler._round = bounded_round
-    params = policy[2] if mesh is None else on_mesh(policy, mesh)[2]
+    params = policy[2]
+    if mesh is not None:
+        params = jax.device_put(params, sharding.parameter_shardings(params, mesh))
     scheduler.weights.publish('policy', params, 1)
     return scheduler, pool
 
@@ -193,6 +175,4 @@ def check_idle(pool):
     """Every page and slot was given back."""
     for shard in pool.placement.shards:
         allocator = shard.allocator
-        assert shard.is_idle and allocator.available == allocator.count
-        assert sorted(allocator.free) == list(range(allocator.count))
-        assert not any(allocator.references)
+        assert shard.is_idle and allocator.available == allocator.count == len({*allocator.free})

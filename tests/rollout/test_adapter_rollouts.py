@@ -14,7 +14,6 @@ from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.weights import AdapterStore
 from zeroplay_jax.settings.schema import LINEARS
 
-LONG = pytest.mark.long
 # Name of weights and version → seed of its adapter; 'initial' is the base.
 WEIGHTS = {('first', 1): 1, ('first', 2): 2, ('second', 1): 3, ('initial', 0): None}
 
@@ -52,7 +51,7 @@ def play(policy, reqs_of, config, mesh):
 
 
 @pytest.mark.parametrize(
-    'layout', ['pages', *(pytest.param(name, marks=LONG) for name in ('slots', 'shards'))]
+    'layout', ['slots', 'pages', pytest.param('shards', marks=pytest.mark.long)]
 )
 def test_rollouts_are_those_they_are_alone_and_those_of_merged_weights(policy, layout):
     config, shards = LAYOUTS[layout]

@@ -44,14 +44,6 @@ def test_a_page_cannot_close_its_observation(codec, syntax):
 
 
 @pytest.mark.parametrize('syntax', SYNTAXES)
-def test_a_text_without_tags_has_the_ids_it_always_had(codec, syntax):
-    env = environment(codec, syntax)
-    text = 'a < b > c "d" <b>e</b> \u00e9\n</i> &lt; search> <search'
-    assert observed(codec, syntax, text) == env.syntax.wrap(codec, text, 400).tolist()
-    assert env.escaped(text) == text
-
-
-@pytest.mark.parametrize('syntax', SYNTAXES)
 def test_results_that_are_cut_off_are_said_once(codec, syntax, caplog):
     environment_lib._warn_of_cut.cache_clear()
     text = 'ab ' * 10

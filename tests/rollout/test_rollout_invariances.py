@@ -1,6 +1,7 @@
 """What a rollout contains depends on its request and on nothing else, with every kind of decoder and of engine."""
 
 import dataclasses
+import functools
 
 import pytest
 import tiny
@@ -9,7 +10,6 @@ from request_cases import (
     EXPERTS,
     GEMMA,
     PAGED,
-    STATES_AND_EXPERTS,
     TOLERANCE,
     Forgetful,
     check_idle,
@@ -35,7 +35,6 @@ KINDS = {
     'forgetful states': (tiny.DELTA, True),
     'windows': (GEMMA, False),
     'experts': (EXPERTS, False),
-    'states and experts': (STATES_AND_EXPERTS, False),
     'truncated': ({}, True),
 }
 # Tokens of the last kind are drawn from at most eight ids.
@@ -43,40 +42,34 @@ KEPT = dataclasses.replace(CONFIG, kept=8)
 USED = dataclasses.replace(CONFIG, attention='used')
 
 
-class Cases:
-    """Rollouts of every kind; those that a test compares with are played once."""
+@pytest.fixture(scope='module')
+def policy_of(tmp_path_factory):
+    """Function of a kind of rollouts: their (codec, model, parameters)."""
+    folder = tmp_path_factory.mktemp('kinds')
+    return functools.cache(lambda kind: make_policy(folder / kind, **KINDS[kind][0]))
 
-    def __init__(self, folder):
-        self.folder, self.policies, self.played = folder, {}, {}
 
-    def policy(self, kind):
-        fields = KINDS[kind][0]
-        name = fields.get('model_type', 'qwen3')
-        if name not in self.policies:
-            self.policies[name] = make_policy(self.folder / name, **fields)
-        return self.policies[name]
-
-    def requests(self, kind, search=echo):
-        env = make_env(self.policy(kind)[0], search)
-        asked = requests(Forgetful(**vars(env)) if KINDS[kind][1] else env)
-        if kind == 'truncated':
-            asked = [dataclasses.replace(request, truncation=(0.8, 8)) for request in asked]
-        return asked
-
-    def expected(self, kind, config=None):
-        if config is None:
-            config = KEPT if kind == 'truncated' else CONFIG
-        if (kind, config) not in self.played:
-            rollouts = run(self.policy(kind), self.requests(kind), config)
-            assert sum(t.valid_calls for t in rollouts) >= 4
-            assert (sum(len(t.earlier) for t in rollouts) >= 10) == KINDS[kind][1]
-            self.played[kind, config] = rollouts
-        return self.played[kind, config]
+def requests_of(policy, kind, search=echo):
+    env = make_env(policy[0], search)
+    asked = requests(Forgetful(**vars(env)) if KINDS[kind][1] else env)
+    if kind == 'truncated':
+        asked = [dataclasses.replace(request, truncation=(0.8, 8)) for request in asked]
+    return asked
 
 
 @pytest.fixture(scope='module')
-def cases(tmp_path_factory):
-    return Cases(tmp_path_factory.mktemp('kinds'))
+def expected_of(policy_of):
+    """Function of a kind: its rollouts, played once."""
+
+    @functools.cache
+    def expected(kind, config=CONFIG):
+        policy = policy_of(kind)
+        rollouts = run(policy, requests_of(policy, kind), config)
+        assert sum(t.valid_calls for t in rollouts) >= 4
+        assert (sum(len(t.earlier) for t in rollouts) >= 10) == KINDS[kind][1]
+        return rollouts
+
+    return expected
 
 
 @pytest.mark.parametrize(
@@ -92,11 +85,13 @@ def cases(tmp_path_factory):
         ('truncated', dataclasses.replace(PAGED, kept=8)),
     ],
 )
-def test_order_neighbours_tools_and_overlap_change_no_bit(cases, kind, config):
-    policy, expected = cases.policy(kind), cases.expected(kind, config)
-    late = cases.requests(kind, late_echo)
-    same(expected, run(policy, late, config, order=-1, overlap=True))
-    same(expected[9:12], run(policy, cases.requests(kind)[3:4], config))
+def test_order_neighbours_tools_and_overlap_change_no_bit(policy_of, expected_of, kind, config):
+    policy, expected = policy_of(kind), expected_of(kind, config)
+    late = requests_of(policy, kind, late_echo)
+    # By default tools are waited for, whatever their timeout.
+    options = dict(overlap=True, tool_timeout=0.01)
+    same(expected, run(policy, late, config, order=-1, **options))
+    same(expected[9:12], run(policy, requests_of(policy, kind)[3:4], config))
 
 
 PAGES = dict(page=16, token_budget=12)
@@ -109,6 +104,7 @@ PAGES = dict(page=16, token_budget=12)
         ('plain', dict(attention='used'), (1, 1, 1)),
         ('plain', {}, (1, 2, 2)),
         ('plain', PAGES, (1, 2, 2)),
+        ('plain', dict(page=CONFIG.context), (1, 1, 1)),
         # Pages for little more than one rollout.
         ('plain', PAGES | dict(slots=5, pages=6), (1, 1, 1)),
         ('forgetful', dict(slots=7), (1, 1, 1)),
@@ -119,35 +115,32 @@ PAGES = dict(page=16, token_budget=12)
     ],
     ids=str,
 )
-def test_slots_pages_and_devices_change_no_token(cases, kind, changes, mesh):
-    config = dataclasses.replace(CONFIG, **changes)
-    scheduler, pool = make_scheduler(cases.policy(kind), config, sharding.make_mesh(*mesh))
-    same(cases.expected(kind), play(scheduler, cases.requests(kind)), TOLERANCE)
+def test_slots_pages_and_devices_change_no_token(policy_of, expected_of, kind, changes, mesh):
+    config, policy = dataclasses.replace(CONFIG, **changes), policy_of(kind)
+    scheduler, pool = make_scheduler(policy, config, sharding.make_mesh(*mesh))
+    expected = expected_of(kind, KEPT if kind == 'truncated' else CONFIG)
+    same(expected, play(scheduler, requests_of(policy, kind)), TOLERANCE)
     check_idle(pool)
 
 
-def test_a_page_of_a_slot_is_a_slot(cases):
-    whole = dataclasses.replace(CONFIG, page=CONFIG.context)
-    same(cases.expected('plain'), run(cases.policy('plain'), config=whole))
-
-
 @pytest.mark.parametrize('kind', ['plain', 'forgetful', 'forgetful states', 'windows'])
-def test_log_probs_are_those_of_the_trainer(cases, kind):
-    rollouts = cases.expected(kind)
-    check_log_probs(cases.policy(kind), rollouts)
+def test_log_probs_are_those_of_the_trainer(policy_of, expected_of, kind):
+    rollouts = expected_of(kind)
+    check_log_probs(policy_of(kind), rollouts)
     # Longer than two windows.
     assert max(len(t.tokens) for t in rollouts) > 2 * 16
 
 
-def test_a_prompt_of_one_token_begins_with_an_empty_state(cases):
-    policy, reqs = cases.policy('states'), cases.requests('states')
+def test_a_prompt_of_one_token_begins_with_an_empty_state(policy_of):
+    policy = policy_of('states')
+    reqs = requests_of(policy, 'states')
     short = [dataclasses.replace(request, prompt=request.prompt[:1]) for request in reqs]
     check_log_probs(policy, run(policy, short))
 
 
-def test_a_state_that_a_later_turn_replaces_is_computed_again_for_siblings(cases):
+def test_a_state_that_a_later_turn_replaces_is_computed_again_for_siblings(policy_of):
     """Two slots for six samples: most of them wait when the one that prefilled their prompt begins its second turn."""
-    policy = cases.policy('states')
+    policy = policy_of('states')
     reqs = requests(make_env(policy[0]), count=3, samples=6)
     two = dataclasses.replace(CONFIG, slots=2)
     scheduler, pool = make_scheduler(policy, two)
@@ -166,8 +159,8 @@ def test_a_state_that_a_later_turn_replaces_is_computed_again_for_siblings(cases
 
 
 @pytest.mark.parametrize('paged', [False, True])
-def test_more_samples_than_slots_or_pages(cases, paged):
-    policy = cases.policy('plain')
+def test_more_samples_than_slots_or_pages(policy_of, paged):
+    policy = policy_of('plain')
     reqs = requests(make_env(policy[0]), count=2, samples=9)
     few = dataclasses.replace(PAGED, slots=3, pages=9)
     if not paged:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import gc
-import time
 import types
 
 import numpy as np
@@ -82,26 +81,18 @@ def test_a_turn_takes_no_step_behind_a_token_that_ends_it(policy, baseline, monk
 
 def test_group_shares_one_prefill_and_equals_separate_ones(policy, baseline):
     """A sample whose prompt was cloned is bit for bit the sample whose prompt was prefilled for it alone."""
-    separate = []
-    for request in requests(make_env(policy[0]))[:3]:
-        for sample in range(request.samples):
-            scheduler, pool = make_scheduler(policy)
+    scheduler, pool = make_scheduler(policy)
+    clone_siblings, clone, clones = pool.clone_siblings, pool.sampler.clone, []
 
-            async def only(request=request, sample=sample, scheduler=scheduler, pool=pool):
-                start = pool.placement.start
+    def without_prompts():
+        for prefix in pool.placement.open_prefixes:
+            pool.placement._drop_pages(prefix)
+        clone_siblings()
 
-                def skip(prefix):
-                    for other in [*prefix.waiting]:
-                        if other.identity[-1] != sample:
-                            prefix.waiting.remove(other)
-                            other.future.set_result(None)
-                    return start(prefix)
-
-                pool.placement.start = skip
-                return await scheduler.rollout(request)
-
-            separate.append(scheduler.run([only()])[0][sample])
-    same(baseline[:9], separate)
+    pool.clone_siblings = without_prompts
+    pool.sampler.clone = lambda rows: clones.extend(rows) or clone(rows)
+    same(baseline, play(scheduler, requests(make_env(policy[0]))))
+    assert not clones
 
 
 def test_group_members_are_distinct(baseline):
@@ -206,18 +197,6 @@ def test_the_noise_after_a_cut_is_that_of_no_other_request(policy):
         for identity, earlier in cases
     ]
     assert len(set(keys)) == len(cases)
-
-
-def test_overdue_tool_becomes_an_error_only_when_not_deterministic(policy):
-    def slow(queries):
-        time.sleep(0.3)
-        return echo(queries)
-
-    env = make_env(policy[0], slow, observation_tokens=40, max_turns=2)
-    for deterministic in (True, False):
-        rollouts = run(policy, requests(env, 6), deterministic=deterministic, tool_timeout=0.05)
-        errors = {call.error for call in searches(rollouts)}
-        assert errors == {None if deterministic else 'timeout'}
 
 
 def test_turn_limits(policy):
