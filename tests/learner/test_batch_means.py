@@ -30,7 +30,6 @@ def centred(logp, old_logp, advantage, mask, segment, *, clip_low, clip_high, du
 DECLARED = PolicyLoss(centred, batch_means=moments)
 
 
-@pytest.mark.fault('K', 'declared means over the batch, cut and packed in other ways')
 def test_means_are_those_of_the_batch_however_it_is_cut(policy):
     """In policy_loss with whole rows, and in updates with single tokens."""
     model, params = policy

@@ -43,7 +43,6 @@ def test_state_comes_back_bit_for_bit_under_another_mesh(tmp_path):
     assert saved_steps(tmp_path / 'checkpoints') == [2, 3]
 
 
-@pytest.mark.fault('nov29-C1', 'Ctrl-C while a checkpoint is begun, awaited or closed')
 @pytest.mark.parametrize(
     ('method', 'call'),
     [
@@ -151,7 +150,6 @@ def test_what_happens_after_saving_is_not_in_the_checkpoint(tmp_path, monkeypatc
     assert loop['pool'] == [{'question': 'first'}]
 
 
-@pytest.mark.fault('A', 'checkpoints of runs of other settings, without identity')
 @pytest.mark.parametrize(
     ('like', 'difference'),
     [

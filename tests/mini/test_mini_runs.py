@@ -1,12 +1,10 @@
 """The small runs of the configs have something to learn."""
 
 import numpy as np
-import pytest
 
 import zeroplay_jax as zp
 
 
-@pytest.mark.fault('user-3', 'questions of two hops for the policy of configs/drzero.py:mini')
 def test_the_solver_of_a_small_run_sometimes_answers_questions_of_two_hops():
     config = zp.config('drzero', 'mini', {'eval.questions': 12})
     index = zp.open_index(settings=config)

@@ -51,14 +51,12 @@ COUPLED = {
 }
 
 
-@pytest.mark.fault('K', 'losses that read other rollouts')
 @pytest.mark.parametrize('name', COUPLED)
 def test_a_loss_that_reads_other_rollouts_is_refused(name):
     with pytest.raises(LossError, match='^loss users_loss: .* shares its micro-batch'):
         check_loss(PolicyLoss(loss_of(COUPLED[name])))
 
 
-@pytest.mark.fault('K', 'values outside of the mask')
 def test_a_loss_that_reads_masked_values_is_refused():
     def unmasked(logp, old_logp, advantage, mask, segment, **options):
         return -advantage * masking.spread(masking.segment_sum(logp, segment), segment), {}
@@ -67,7 +65,6 @@ def test_a_loss_that_reads_masked_values_is_refused():
         check_loss(PolicyLoss(unmasked))
 
 
-@pytest.mark.fault('K', 'statistics that are no sums over rollouts')
 def test_a_statistic_that_is_no_sum_over_rollouts_is_refused():
     def measured(logp, old_logp, advantage, mask, segment, **options):
         return -advantage * logp, {'figure': (jnp.max(logp), jnp.float32(1))}

@@ -122,7 +122,6 @@ def test_int8_experts_compute_what_the_dequantised_ones_do(case):
     np.testing.assert_allclose(hidden(config, split, *arrays), expected, atol=atol)
 
 
-@pytest.mark.fault('nov29-B8', 'experts as one tensor, as Qwen3.5 is published')
 def test_experts_in_one_tensor_are_read(case, tmp_path):
     model, _, config, params = case
     model.save_pretrained(tmp_path, save_original_format=False)

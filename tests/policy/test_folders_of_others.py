@@ -46,7 +46,6 @@ def test_every_field_of_a_config_class_is_read_without_effect_or_limited(name):
 # Heads
 
 
-@pytest.mark.fault('third-3', 'a head beside an encoder of images, called tied by the whole model')
 def test_the_head_of_a_decoder_in_another_model_is_kept(tmp_path):
     _, whole = tiny.make_wrapped_model()
     whole.save_pretrained(str(tmp_path))

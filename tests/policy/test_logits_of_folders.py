@@ -160,7 +160,6 @@ def test_a_decoder_read_as_another_class_has_no_default_base_of_frequencies(tmp_
         hf.read_config(tmp_path)
 
 
-@pytest.mark.fault('kin-logits', 'folders as others write them')
 @pytest.mark.parametrize('family,values,change', CASES)
 def test_logits_and_export_are_those_of_transformers(family, values, change, tmp_path):
     import torch

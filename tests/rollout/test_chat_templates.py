@@ -57,7 +57,6 @@ CHANGED = [
 ]
 
 
-@pytest.mark.fault('third-10', 'templates that trim or escape the text of messages')
 @pytest.mark.parametrize('change', CHANGED)
 def test_texts_are_trimmed_and_escaped_as_the_template_does_it(opened, change):
     codec = opened(template(change))
@@ -110,7 +109,6 @@ BOUNDLESS = [
 ]
 
 
-@pytest.mark.fault('nov29-C5', 'templates without end')
 @pytest.mark.parametrize('text', BOUNDLESS)
 def test_templates_without_end_are_refused(opened, monkeypatch, text):
     monkeypatch.setattr(template_process, 'MOST_SECONDS', 1.0)
@@ -123,7 +121,6 @@ def test_templates_without_end_are_refused(opened, monkeypatch, text):
 END = '<|endoftext|>'
 
 
-@pytest.mark.fault('third-4', 'a template that writes the date')
 def test_a_date_is_the_given_one(opened):
     text = "{% set date = strftime_now('%A %d %b %Y') %}" + template('date + m.content')
     codec = open_codec(opened(text).folder, '2026-11-25')

@@ -28,7 +28,6 @@ def published(request):
     return request.param, open_codec(folder), reference
 
 
-@pytest.mark.fault('third-10', 'questions with blanks and line feeds under published templates')
 def test_prompts_and_ends_of_turns_are_those_of_the_template(published):
     name, codec, reference = published
     _, ends = EXPECTED[name]
@@ -37,7 +36,6 @@ def test_prompts_and_ends_of_turns_are_those_of_the_template(published):
     check_prompts(codec, reference, random.Random(0), forms)
 
 
-@pytest.mark.fault('third-11', 'results of calls under published templates')
 @pytest.mark.parametrize('syntax', [s for s in SYNTAXES.values() if isinstance(s, MessageSyntax)])
 def test_results_are_those_of_the_template(published, syntax):
     name, codec, reference = published

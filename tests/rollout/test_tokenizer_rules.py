@@ -104,9 +104,6 @@ def test_tokenizers_that_cannot_be_used_are_refused_as_the_table_says(folder, ed
     check_table(table, globals() | calls, tmp_path)
 
 
-@pytest.mark.fault(
-    'third-2', 'special tokens beyond the embedding: refused where a prompt has them'
-)
 def test_special_tokens_that_the_model_lacks_are_refused_where_they_are_used(edited):
     # As Gemma's placeholder of images, or a token for padding.
     codec = open_codec(edited(added('[PAD]', special=True)))
@@ -119,7 +116,6 @@ def test_special_tokens_that_the_model_lacks_are_refused_where_they_are_used(edi
     assert "token '<think>' has id 273" in line and 'resize' in line
 
 
-@pytest.mark.fault('kin-flags', 'added tokens with lstrip and rstrip')
 def test_white_space_around_added_tokens_is_taken_as_they_say(edited):
     def change(content):
         for number, token in enumerate(content['added_tokens']):

@@ -91,7 +91,6 @@ def test_documents_are_not_written_over(capsys, run, documents):
     assert 'exists already; choose another folder' in capsys.readouterr().err
 
 
-@pytest.mark.fault('nov29-D6', 'atif --documents of a run whose recipe speaks between turns')
 def test_what_a_recipe_says_between_turns_is_a_step_of_a_user(tmp_path, tmp_path_factory):
     workdir = run_library.whole('folding', tmp_path_factory)
     out = tmp_path / 'documents'

@@ -100,7 +100,6 @@ ENDLESS = (
 
 
 @pytest.mark.parametrize(('before', 'mark', 'behind'), ENDLESS)
-@pytest.mark.fault('nov29-C8', 'marks without end')
 def test_marks_without_end_are_read_once(before, mark, behind):
     for beginning, form in itertools.product((before, ''), ('markdown', 'html')):
         whole_text = f'{beginning}{mark * (2_000_000 // len(mark))}{behind}\n{ENGLISH}'

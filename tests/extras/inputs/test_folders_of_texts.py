@@ -9,7 +9,6 @@ from zeroplay_jax.extras.inputs import texts
 from zeroplay_jax.retrieval import build, corpus
 
 
-@pytest.mark.fault('kin-files', 'a folder of texts and other files')
 def test_a_build_counts_the_files_that_it_does_not_read(tmp_path, capsys):
     folder = tmp_path / 'texts'
     folder.mkdir()
@@ -41,7 +40,6 @@ def test_linked_folders_are_read_once_under_their_own_name(tmp_path):
     assert ids == ['a.txt#0', 'b/a.txt#0', 'v2/a.txt#0', 'z.txt#0']
 
 
-@pytest.mark.fault('user-13', 'words divided at the end of a line')
 def test_words_divided_at_the_end_of_a_line_are_joined(tmp_path):
     check_table(pathlib.Path(__file__).parent / 'divided_words.txt', vars(texts), tmp_path)
 
@@ -59,7 +57,6 @@ TEXTS = {
 
 
 @pytest.mark.parametrize('content', TEXTS)
-@pytest.mark.fault('user-x12', 'texts with control characters')
 def test_a_text_has_the_title_and_the_passage_of_the_table(content, tmp_path):
     (tmp_path / 'a.txt').write_bytes(content)
     ((_, record),) = corpus.read(tmp_path / 'a.txt')

@@ -18,7 +18,6 @@ REQUIREMENT = (
 )
 
 
-@pytest.mark.fault('third-14', 'answers in the forms of public sets')
 def test_answers_are_read_or_refused_as_the_table_says(tmp_path, monkeypatch):
     warnings = []
     monkeypatch.setattr(files, 'warn_once', warnings.append)
@@ -34,7 +33,6 @@ def test_answers_are_read_or_refused_as_the_table_says(tmp_path, monkeypatch):
     check_table(FOLDER / 'question_forms.txt', {'answers': answers}, tmp_path)
 
 
-@pytest.mark.fault('user-x1', 'questions that differ in their marks alone')
 def test_one_question_is_known_in_its_spellings():
     is_same = lambda one, other: files.question_key(one) == files.question_key(other)
     check_table(FOLDER / 'same_questions.txt', {'is_same': is_same})
@@ -48,7 +46,6 @@ def test_one_list_is_read_as_lines_are(tmp_path):
     assert [(one.text, one.answers) for one in read] == [('Which 1?', ('1',)), ('Which 2?', ('2',))]
 
 
-@pytest.mark.fault('third-14', 'questions without an answer')
 def test_questions_without_an_answer_are_left_out_and_held_out(tmp_path, capsys):
     unanswerable = {'question': 'Which town not?', 'answers': [], 'is_impossible': True}
     path = write(tmp_path / 'q.jsonl', unanswerable, {'question': 'Which?', 'answer': 'Lomi'})
@@ -60,7 +57,6 @@ def test_questions_without_an_answer_are_left_out_and_held_out(tmp_path, capsys)
     assert '1 held_out' in capsys.readouterr().err
 
 
-@pytest.mark.fault('F7', 'questions in Parquet')
 def test_questions_in_parquet(tmp_path):
     pyarrow = pytest.importorskip('pyarrow')
     parquet = pytest.importorskip('pyarrow.parquet')
@@ -83,7 +79,6 @@ def test_numbers_of_a_table_are_texts(tmp_path):
     assert read == [(years, 2), (('007',), 3), (('Lomi', 'Lomi city'), 0)]
 
 
-@pytest.mark.fault('third-24', 'the answer é as two characters')
 def test_composed_and_decomposed_characters_are_equal():
     composed, decomposed = 'Café Zoë', 'Cafe\u0301 Zoe\u0308'
     for one, other in ((composed, decomposed), (decomposed, composed)):
@@ -91,7 +86,6 @@ def test_composed_and_decomposed_characters_are_equal():
     assert not scores.exact_match('Cafe', [composed])
 
 
-@pytest.mark.fault('user-x1', 'one question with two answers')
 def test_repeated_questions_are_counted(tmp_path, capsys):
     lines = [{'question': 'When was it?', 'answers': years} for years in (['1912', 'x'], ['1950'])]
     path = write(tmp_path / 'q.jsonl', *lines, {'question': 'when was it', 'answers': ['X']})

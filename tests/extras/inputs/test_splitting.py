@@ -80,7 +80,6 @@ def test_the_build_command_cuts_passages(tmp_path):
 @pytest.mark.parametrize('passage_words', [0, 80])
 # Chinese has no blanks between words, so that the line counts as one word.
 @pytest.mark.parametrize('line', [LONG, '山' * 201])
-@pytest.mark.fault('kin-files', 'a text with a long first line')
 def test_a_long_first_line_is_no_title(passage_words, line, tmp_path):
     (tmp_path / 'a.txt').write_text(f'{line}\na last line')
     (_, record), *_ = corpus.read(tmp_path, passage_words=passage_words)

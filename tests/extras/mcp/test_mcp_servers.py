@@ -71,7 +71,6 @@ def call(tool, **arguments):
     return result
 
 
-@pytest.mark.fault('third-5', 'every kind of block of a result')
 def test_the_text_of_every_kind_of_block_reaches_the_policy(process, opened):
     blocks = TABLES['blocks']
     tools = opened(a=process({name: result for name, (result, _) in blocks.items()}))
@@ -80,7 +79,6 @@ def test_the_text_of_every_kind_of_block_reaches_the_policy(process, opened):
         assert (result.text, result.error) == (text, None), name
 
 
-@pytest.mark.fault('F2', 'errors whose text is in other places')
 def test_the_text_of_errors_reaches_the_policy(process, opened):
     resource, _ = TABLES['blocks']['resource']
     results = {
@@ -96,7 +94,6 @@ def test_the_text_of_errors_reaches_the_policy(process, opened):
     assert (broken.text, broken.error) == (None, 'failed')
 
 
-@pytest.mark.fault('F6', 'processes, several servers, choices, renamings and prefixes')
 def test_several_servers_with_chosen_and_renamed_tools(process, opened):
     first = process({name: text_result(f'first {name}') for name in ('search', 'read', 'gone')})
     second = process({name: text_result(f'second {name}') for name in ('search', 'issues.list')})
@@ -125,7 +122,6 @@ def test_a_session_is_kept_open_and_lists_its_tools_once(process, opened, tmp_pa
     assert methods.count('tools/call') == 6 and methods.count('tools/list') == 1
 
 
-@pytest.mark.fault('kin-mcp-death', 'a server process that ends in a call')
 def test_a_process_that_ends_is_started_again(process, opened, caplog):
     tools = opened(a=process({'echo': text_result('x'), 'die': {'exit': 3}}))
     for _ in range(2):
@@ -134,7 +130,6 @@ def test_a_process_that_ends_is_started_again(process, opened, caplog):
     assert 'its process ended: something broke' in caplog.text
 
 
-@pytest.mark.fault('kin-mcp-hang', 'a server process of one thread that hangs in a call')
 def test_a_process_that_answers_no_call_is_started_again(process, opened):
     tools = opened(a=process({'echo': text_result('x'), 'hang': {'sleep': 600}}))
     for tool in tools.values():
@@ -144,7 +139,6 @@ def test_a_process_that_answers_no_call_is_started_again(process, opened):
     assert call(tools['echo']).text == 'x'
 
 
-@pytest.mark.fault('new-mcp-reply', 'replies that are cut, too long or of another form')
 @pytest.mark.parametrize(('result', 'cause'), TABLES['bad replies'])
 def test_a_bad_reply_fails_at_once_and_alone(process, opened, caplog, result, cause):
     tools = opened(a=process({'bad': result, 'echo': text_result('x')}))
@@ -157,7 +151,6 @@ def test_a_bad_reply_fails_at_once_and_alone(process, opened, caplog, result, ca
     assert len(lines) == 3 and cause in caplog.text
 
 
-@pytest.mark.fault('new-mcp-size', 'results and descriptions of megabytes')
 def test_what_a_server_sends_is_cut_before_it_is_kept(process, opened):
     text = {'type': 'string', 'description': 'word ' * 2**18}
     schema = {'type': 'object', 'description': 'd' * 2**20, 'properties': {'text': text}}
@@ -188,7 +181,6 @@ def test_keys_come_from_the_environment_and_stay_out_of_results_and_logs(
     assert mcp_tools.reason_of(server, error) == 'no https://h/… with ***'
 
 
-@pytest.mark.fault('kin-mcp-file', 'files of servers that cannot be used')
 @pytest.mark.parametrize(
     ('servers', 'words'), [*TABLES['unusable files'], ('[' * 100_000, 'not a JSON file')]
 )
@@ -200,7 +192,6 @@ def test_a_file_that_cannot_be_used_is_one_line(tmp_path, servers, words):
     assert words in line
 
 
-@pytest.mark.fault('new-mcp-list', 'lists of tools that cannot be used')
 @pytest.mark.parametrize(('tools', 'fields', 'words'), TABLES['unusable lists'])
 def test_a_list_of_tools_that_cannot_be_used_is_one_line(process, opened, tools, fields, words):
     with pytest.raises((UserError, ValueError)) as refusal:
@@ -215,7 +206,6 @@ def test_tools_of_two_servers_with_one_name_are_refused_with_both(process, opene
         opened(**servers)
 
 
-@pytest.mark.fault('nov29-B10', 'an empty cursor that means the end')
 def test_a_list_has_the_tools_of_all_pages(process, opened):
     results = {name: text_result(name) for name in 'abc'}
     pages = {'first': ['ab', 'next'], 'next': ['c', ''], '': ['ab', 'next']}
@@ -229,7 +219,6 @@ def test_a_list_without_an_end_is_one_line(process, opened):
         opened(a=process({}, tools=tools, pages=pages))
 
 
-@pytest.mark.fault('nov29-web-4', 'an MCP server with a key in the path of its address')
 def test_keys_in_an_address_and_its_headers_are_sent_and_hidden(opened, monkeypatch, caplog):
     monkeypatch.setenv('PART', 'key-of-the-user')
     headers = {'Authorization': 'Bearer ${PART}'}
@@ -244,7 +233,6 @@ def test_keys_in_an_address_and_its_headers_are_sent_and_hidden(opened, monkeypa
     assert 'redirects to' in line and 'key-of' not in line
 
 
-@pytest.mark.fault('new-mcp-http', 'replies over HTTP that are cut, compressed, of other kinds')
 @pytest.mark.parametrize('mode', ['cut', 'compressed', 'html', 'charset'])
 def test_a_bad_reply_over_http_fails_at_once_and_alone(opened, mode, caplog):
     with Web() as server:
