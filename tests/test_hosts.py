@@ -10,8 +10,8 @@ import jax
 import numpy as np
 import pytest
 from host_processes import RUN, finish, play, processes_of_script
-from python_process import FLAGS, PIPES, ROOT
-from run_files import final_states, lines, without_clock
+from python_process import FLAGS, PIPES, ROOT, config_flags
+from run_files import final_states, lines, summary_of, without_clock
 
 from zeroplay_jax.learner.checkpoint import saved_steps
 
@@ -118,3 +118,12 @@ def test_a_process_that_breaks_or_dies_is_not_waited_for(end):
     # The runtime notices within the heartbeat, then it unwinds; JAX's own end would wait for five minutes.
     assert running[0].wait(timeout=120) != 0
     assert time.time() - started < 100
+
+
+def test_two_processes_that_train_nothing_both_stop_with_status_3(tmp_path):
+    # Every rollout ends after its first token, and those that end at a limit are not trained on.
+    flags = 'rollout.turn_tokens=1 rollout.truncated=drop stop_after_empty_steps=2'
+    running = play(tmp_path / 'run', 2, *config_flags(flags))
+    out = [process.communicate(timeout=600)[0] for process in running]
+    assert [process.returncode for process in running] == [3, 3], out
+    assert '2 steps in a row' in summary_of(tmp_path / 'run')['stopped']

@@ -149,3 +149,20 @@ def test_low_precision_logits_are_computed_in_float32(logits):
     value, extra = divergence(*low, 3)
     wanted, _ = divergence(*(z.astype(jnp.float32) for z in low), 3)
     assert value.dtype == extra['tail_mass'].dtype == jnp.float32 and np.array_equal(value, wanted)
+
+
+def test_ties_take_exactly_k_tokens():
+    """As bfloat16 logits have them: equal logits beyond the K-th belong to the rest."""
+    student = np.array([[1.0, 1.0, 1.0, 1.0, 0.0]], np.float32)
+    teacher = np.array([[0.0, 1.0, 2.0, 3.0, 4.0]], np.float32)
+    value, extra = divergence(student, teacher, 2)
+    close(value, reference(student.astype(np.float64), teacher.astype(np.float64), 2))
+    close(extra['tail_mass'], 1 - 2 * np.exp(log_softmax(student))[:, 0])
+
+
+def test_the_teacher_moves_in_float32_where_bfloat16_would_stand_still():
+    teacher = jnp.ones(1, jnp.bfloat16)
+    student = jnp.full(1, 1.0078125, jnp.bfloat16)  # the next bfloat16 after 1
+    moved = distillation.ema(teacher, student, 0.05)
+    assert moved.dtype == jnp.float32
+    close(moved, [1 + 0.05 * 0.0078125], atol=0, rtol=1e-7)

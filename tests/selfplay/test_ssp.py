@@ -10,7 +10,7 @@ from scripted import ScriptedContext, final, searching
 from zeroplay_jax.configs import ssp
 from zeroplay_jax.recipes.datasets import HiddenAnswer
 from zeroplay_jax.recipes.ssp import Recipe
-from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, QuestionPool, Step
+from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, QuestionPool, Step, in_epochs
 from zeroplay_jax.types import Question, Task, TaskDropped, Turn
 
 LOMI = dict(id=1, title='Lomi', text='Lomi is a city in Tarva.')
@@ -182,3 +182,11 @@ def test_a_failing_neighbour_keeps_nobody_waiting():
     context = ScriptedContext(proposer=proposals, checker=WRONG[:1])
     _, outcomes = play(context)
     assert [outcome.drop for outcome in outcomes] == ['unanswerable', 'unfinished']
+
+
+def test_replayed_questions_do_not_use_up_the_deck():
+    game = recipe(proposer__batch=8, solver__batch=8)
+    answers = []
+    for cursor in (BatchCursor(missing=8), BatchCursor(drawn_in_phase=14, external=8, missing=8)):
+        answers += [task.payload.answer for task in game.tasks(STEP, QuestionPool(), cursor)]
+    assert answers == [item.answer for item in in_epochs(game._answers, 0, 16, game.config.seed)]
