@@ -15,6 +15,7 @@ from refused_calls import check_table
 from zeroplay_jax.mini import world
 from zeroplay_jax.retrieval import index as index_lib
 from zeroplay_jax.retrieval.corpus import MemoryCorpus
+from zeroplay_jax.retrieval.downloads import cache_folder
 from zeroplay_jax.retrieval.kept_index import trained_once
 from zeroplay_jax.retrieval.lexical import LexicalEncoder
 from zeroplay_jax.retrieval.types import split
@@ -201,17 +202,38 @@ def test_vectors_of_half_precision_are_scored_as_they_are():
         assert (ids[:, 0] == np.arange(200)).all()
 
 
-def test_an_index_is_trained_once_for_the_same_vectors(tmp_path, monkeypatch):
-    encoder, names = random_table(1_200)
-    first = trained_once(encoder, names, names, tmp_path)
+@pytest.fixture
+def trainings(tmp_path, monkeypatch):
+    """Counts the trainings of ScaNN, with an empty cache."""
     train = unittest.mock.Mock(side_effect=index_lib._train_searcher)
     monkeypatch.setattr(index_lib, '_train_searcher', train)
-    kept = trained_once(encoder, names, names, tmp_path)
-    assert not train.called and kept.parameters == first.parameters
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+    return train
+
+
+def test_an_index_is_trained_once_for_the_same_passages(trainings):
+    encoder, names = random_table(1_200)
+    first, kept = (trained_once(encoder, names, names) for _ in '12')
+    assert trainings.call_count == 1 and kept.parameters == first.parameters
     same(kept.search(names, 5), first.search(names, 5))
     encoder.table[0] *= -1
-    trained_once(encoder, names, names, tmp_path)
-    assert train.called
+    trained_once(encoder, names, names)
+    trained_once(encoder, names, names[::-1])
+    assert trainings.call_count == 3
+
+
+def test_a_damaged_cache_and_one_that_cannot_be_written_cost_time_alone(trainings, monkeypatch):
+    encoder, names = random_table(1_200)
+    first = trained_once(encoder, names, names)
+    (folder,) = (cache_folder() / 'worlds').iterdir()
+    for path in sorted(folder.iterdir()):
+        path.write_bytes(path.read_bytes()[:-1] + b'~')
+        same(trained_once(encoder, names, names).search(names, 5), first.search(names, 5))
+    assert trainings.call_count == 1 + len([*folder.iterdir()])
+    full = unittest.mock.Mock(side_effect=RuntimeError('Failed to write proto'))
+    monkeypatch.setattr(index_lib.ScannIndex, 'save', full)
+    assert trained_once(encoder, names[::-1], names).parameters['kind'] == 'scann'
+    assert full.called
 
 
 def test_what_cannot_be_searched_or_built_has_the_reason_of_the_table(built, tmp_path):

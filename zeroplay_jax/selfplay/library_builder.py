@@ -15,7 +15,6 @@ from zeroplay_jax.retrieval import progress
 from zeroplay_jax.retrieval.client import Client, Http, InProcess
 from zeroplay_jax.retrieval.corpus import Corpus as StoredCorpus
 from zeroplay_jax.retrieval.corpus import split
-from zeroplay_jax.retrieval.downloads import cache_folder
 from zeroplay_jax.retrieval.kept_index import trained_once
 from zeroplay_jax.retrieval.lexical import LexicalEncoder
 from zeroplay_jax.retrieval.types import RetrievalError
@@ -267,7 +266,7 @@ def _world_corpus(config: Config, worlds: Sequence[World]) -> SearchableCorpus:
             titles.append(passage.title)
             texts.append(passage.text)
     # The lexical encoder needs neither a model nor a download.
-    index = trained_once(LexicalEncoder(), titles, texts, cache_folder() / 'worlds')
+    index = trained_once(LexicalEncoder(), titles, texts)
     client = Client(InProcess(index), max_failure_rate=config.retrieval.max_failure_rate)
     return SearchableCorpus(client, config.tools.top_k, PAGE_WORDS)
 
