@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sys
 
 import pytest
@@ -54,6 +55,14 @@ def test_a_mistake_is_noticed(name, tmp_path_factory):
     workdir = run_library.whole(name, tmp_path_factory)
     records = [*audit(workdir, RUNS[name])]
     assert max(record['distance'] for record in records) >= 10 * BAR
+
+
+@pytest.mark.parametrize('name', ['rows.jsonl', 'step2'])
+def test_a_run_without_its_rows_or_weights_is_refused(name, tmp_path, tmp_path_factory):
+    workdir = run_library.whole('dspo', tmp_path_factory)
+    shutil.copytree(workdir, tmp_path / 'run', ignore=shutil.ignore_patterns(name))
+    with pytest.raises(ValueError, match=name):
+        [*audit(tmp_path / 'run')]
 
 
 def test_a_reward_that_the_text_does_not_earn_is_noticed(tmp_path_factory):

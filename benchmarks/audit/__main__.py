@@ -35,17 +35,25 @@ def totals(run: pathlib.Path, mistake: str) -> tuple[int, float, float, float]:
     Raises:
       ValueError: as of `audit`, or the run has no update to repeat.
     """
-    updates, rewards, advantages, distances = 0, 0.0, 0.0, {}
+    updates, unpaid, rewards, advantages, distances = 0, 0, 0.0, 0.0, {}
     for record in audit(run, mistake):
         print(json.dumps(record), flush=True)
         updates += record['updates']
+        unpaid += record['without_advantage']
         # NaN stays: these rewards are not known here, and the table says so.
         rewards = float(np.maximum(rewards, record['rewards']))
-        advantages = max(advantages, record['advantages'])
+        advantages = float(np.maximum(advantages, record['advantages']))
         distances[record['weights']] = record['distance']
     if not updates:
         raise ValueError('the steps of log.rows trained nothing')
-    return updates, rewards, advantages, max(distances.values())
+    distance = max(distances.values())
+    if unpaid and distance > BAR and not mistake:
+        print(
+            f'{unpaid} of {updates} updates had no advantage other than 0: the gradient of such an update is rounding, '
+            'which Adam enlarges, so that the weights differ; a warm-up and larger batches lessen this',
+            file=sys.stderr,
+        )
+    return updates, rewards, advantages, distance
 
 
 def play(name: str, workdir: pathlib.Path) -> None:

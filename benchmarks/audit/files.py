@@ -70,18 +70,29 @@ def read_lines(path: pathlib.Path) -> list[dict]:
 
 
 def read_updates(run: pathlib.Path) -> dict[int, dict[str, dict[int, list[Rollout]]]]:
-    """Returns step → role → number of a minibatch → its rollouts, all in the order of the run."""
+    """Returns step → role → number of a minibatch → its rollouts, all in the order of the run.
+
+    Raises:
+      ValueError: the folder has no trained rollouts.
+    """
+    path = run / 'rows.jsonl'
+    if not path.exists():
+        raise ValueError(
+            f'there is no {path}; name the workdir of a run that was trained with log.rows'
+        )
     steps = {}
-    for record in read_lines(run / 'rows.jsonl'):
+    for record in read_lines(path):
         minibatches = steps.setdefault(record['step'], {}).setdefault(record['role'], {})
         minibatches.setdefault(record['minibatch'], []).append(_rollout(record))
     return steps
 
 
 def read_weights(folder: pathlib.Path) -> dict[str, Tensor]:
-    """Returns the tensors of a folder, float64."""
+    """Returns the tensors of a folder, float64; ValueError if it has none."""
     weights = {}
     for path in folder.glob('*.safetensors'):
         for name, tensor in load_file(path).items():
             weights[name] = tensor.double()
+    if not weights:
+        raise ValueError(f'there are no weights in {folder}')
     return weights

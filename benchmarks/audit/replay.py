@@ -78,7 +78,13 @@ def _changed(settings, mistake):
 
 
 def _distance(policy, after):
-    """Returns the distance from the run's weights, the larger one of matrices and of vectors, which are few."""
+    """Returns the distance from the run's weights, the larger one of matrices and of vectors, which are few.
+
+    Raises:
+      ValueError: the run has other tensors.
+    """
+    if after.keys() != policy.trained.keys():
+        raise ValueError(f'other tensors: {sorted(after.keys() ^ policy.trained.keys())}')
     squares = {True: np.zeros(2), False: np.zeros(2)}
     for name, tensor in after.items():
         error = policy.trained[name].detach() - tensor

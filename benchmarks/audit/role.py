@@ -35,17 +35,29 @@ class Role:
     def repeat(self, minibatches: list[list[Rollout]]) -> dict[str, float]:
         """Repeats the updates of a step; returns the largest error of an advantage, mean loss and mean gradient norm.
 
-        Norms are those before clipping; NaN without an update.
+        Norms are those before clipping; NaN without an update. `without_advantage` counts updates in which all
+        advantages are 0, so that gradients may be rounding alone.
         """
         error = self._prepare(sum(minibatches, []))
-        done = list(filter(None, map(self._update, minibatches)))
+        done, without_advantage = [], 0
+        for minibatch in minibatches:
+            update = self._update(minibatch)
+            if update is not None:
+                done.append(update)
+                without_advantage += not any(rollout.advantage.any() for rollout in minibatch)
         # Once per step, whatever the number of updates.
         with torch.no_grad():
             student = self._policy.weights()
             for name, tensor in self._teacher.items():
                 tensor.lerp_(student[name], self._settings['distill_ema_rate'])
         loss, norm = np.mean(done or [(math.nan, math.nan)], 0)
-        return {'updates': len(done), 'advantages': error, 'loss': loss, 'norm': norm}
+        return {
+            'updates': len(done),
+            'without_advantage': without_advantage,
+            'advantages': error,
+            'loss': loss,
+            'norm': norm,
+        }
 
     def _scores(self, weights, rollout):
         return self._scores_of(weights, rollout, rollout.tokens, rollout.written)
@@ -65,7 +77,7 @@ class Role:
             logged = rollout.record['advantage']
             # A value network gives tokens theirs, and the log has none.
             if logged is not None:
-                difference = max(difference, abs(advantage - logged))
+                difference = float(np.maximum(difference, abs(advantage - logged)))
             # In float32, as the run's losses read it.
             rollout.advantage = torch.full_like(rollout.old_logp, np.float32(advantage))
             if self._settings['old_logp'] == 'trainer':

@@ -8,6 +8,7 @@ from python_process import config_flags, run_python
 from results import result
 
 from zeroplay_jax import compare
+from zeroplay_jax.data import files
 from zeroplay_jax.evaluation import results
 from zeroplay_jax.mini.world import World, evaluation_questions
 from zeroplay_jax.types import UserError
@@ -23,11 +24,11 @@ def test_results_under_other_conditions_are_not_compared(setting):
 
 
 def test_other_agents_are_compared_and_what_differs_is_said(tmp_path, capsys):
-    files = [tmp_path / 'five.json', tmp_path / 'eleven.json']
-    for path, turns in zip(files, (5, 11)):
+    paths = [tmp_path / 'five.json', tmp_path / 'eleven.json']
+    for path, turns in zip(paths, (5, 11)):
         settings = {'tokens': [turns, 256, 512], 'context': 100 * turns}
         path.write_text(json.dumps(result([1.0, 0.0], **settings).to_json()))
-    assert compare.main([str(path) for path in files]) == 0
+    assert compare.main([str(path) for path in paths]) == 0
     captured = capsys.readouterr()
     assert 'difference' in captured.out
     said = 'not the policy alone differs, but tokens: [5, 256, 512] and [11, 256, 512]; context: 500 and 1100'
@@ -77,3 +78,10 @@ def test_every_way_answers_on_the_miniature(tmp_path):
     assert searches[:2] == [0.0, 1.0] and searches[2] >= 1
     total = 100 * (figures['search']['one']['score'] + figures['search']['two']['score'])
     assert rows['search: em'][2].startswith(f'{total:.1f} [')
+
+
+def test_a_limit_draws_the_same_questions_every_time(tmp_path):
+    path = tmp_path / 's.jsonl'
+    path.write_text(''.join(f'{{"question": "q{i}", "answer": "a"}}\n' for i in range(50)))
+    drawn = [files.load_set(str(path), 10, seed=seed) for seed in (1, 1, 2)]
+    assert len(drawn[0]) == 10 and drawn[0] == drawn[1] != drawn[2]

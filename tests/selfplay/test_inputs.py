@@ -1,11 +1,16 @@
 """What games start from: hop counts in the exact ratio, endless decks, files in any of the usual forms."""
 
+import collections
 import pathlib
+import types
 
 from input_files import write
 from refused_calls import check_table
+from scripted import library
 
+from zeroplay_jax.configs import common
 from zeroplay_jax.data import files
+from zeroplay_jax.recipes import datasets
 from zeroplay_jax.selfplay.schedule import in_epochs
 
 
@@ -38,3 +43,14 @@ def test_a_bad_line_is_named(tmp_path):
 
 
 MISSING = object()
+
+
+def test_hidden_answers_get_hop_counts_in_the_exact_ratio_and_in_mixed_order():
+    config = common.get_config('ssp')
+    config.schedule.hop_ratio = (4, 3, 2)
+    texts = [f'a{i}' for i in range(18)]
+    worlds = types.SimpleNamespace(answers=lambda: texts)
+    hidden = datasets.hidden_answers(config, library(worlds=worlds))
+    hops = [item.hops for item in hidden]
+    assert collections.Counter(hops) == {1: 8, 2: 6, 3: 4} and hops != sorted(hops)
+    assert [item.answer for item in hidden] == texts

@@ -2,13 +2,26 @@
 
 import collections
 import json
+import types
 
 import pytest
 from test_engine import make, play, policy  # noqa: F401 - a fixture
 
 from zeroplay_jax.selfplay.records import LearningRecord
 from zeroplay_jax.selfplay.schedule import Phase, Step
-from zeroplay_jax.types import Outcome
+from zeroplay_jax.selfplay.update import RolePlan
+from zeroplay_jax.types import Outcome, Row
+
+
+@pytest.mark.parametrize('has_token_advantages', [True, False])
+def test_with_a_value_network_a_step_teaches_if_a_token_has_an_advantage(has_token_advantages):
+    settings = types.SimpleNamespace(entropy_coef=0.0, baseline='value', old_logp='sampler')
+    rows = [Row('solver', types.SimpleNamespace(contexts=[]), 0.0, 0, advantage=0.0)]
+    plan = RolePlan('solver', settings, [rows], 0.0, {})
+    plan.has_token_advantages = has_token_advantages
+    # The norm may be that of a KL term alone.
+    plan.add(0, {'gradient_norm': (0.1, 1.0)})
+    assert plan.learnt == has_token_advantages
 
 
 def training_step(index, steps=4):

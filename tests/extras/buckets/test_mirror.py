@@ -236,3 +236,12 @@ def test_a_process_that_lost_its_lease_leaves_the_files_of_the_next_one_alone(
         assert len(uploads) == count
     assert bring_all(remote, tmp_path / 'third') == []
     assert (tmp_path / 'third' / 'metrics.jsonl').read_text().startswith('{"step": 0}')
+
+
+def test_a_newest_step_without_one_of_its_files_ends_the_run(remote, steps, here):
+    save(steps, here, 2, lambda saved: (saved / 'loop' / 'metadata').unlink())
+    with (
+        uploading(remote, here) as mirror,
+        pytest.raises(UserError, match='checkpoints/2 is damaged: .*loop/metadata is missing'),
+    ):
+        wait(mirror)
