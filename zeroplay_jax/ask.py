@@ -181,8 +181,15 @@ def _policy_folder(path: str | None) -> pathlib.Path | str:
     return pathlib.Path(path)
 
 
-def _with_flags(config: ConfigDict, args: argparse.Namespace) -> ConfigDict:
-    """Writes the values of the flags into the config and returns it.
+def _lacks_index(config: ConfigDict) -> bool:
+    """Returns whether a config has no corpus: that of a policy that reads English, outside a run."""
+    return config.retrieval.kind == 'folder' and not config.retrieval.path
+
+
+def _with_flags(
+    config: ConfigDict, folder: pathlib.Path | str, args: argparse.Namespace
+) -> ConfigDict:
+    """Writes the values of the flags into the config of the policy in a folder and returns it.
 
     Raises:
       UserError: the index folder is missing, or a field that cannot be set.
@@ -208,9 +215,10 @@ def _with_flags(config: ConfigDict, args: argparse.Namespace) -> ConfigDict:
     # No other file of the policy's run is read.
     if config.retrieval.kind == 'folder':
         places.fetch(config, section_name='retrieval')
-        # A policy that reads English has no corpus of its own outside a run.
-        if not config.retrieval.path:
-            raise UserError('this policy searches no built-in corpus; name an index with --index')
+        if _lacks_index(config):
+            raise UserError(
+                f'{folder}: this policy searches no built-in corpus; name an index with --index'
+            )
         refuse(config, places.index_folder(config, recipe))
     return config
 
@@ -326,9 +334,13 @@ def _run(argv: list[str] | None) -> int:
         # In a notebook the standard streams have other types.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=errors)
-    configs = {}
-    for folder in map(_policy_folder, args.policy or [None]):
-        configs[folder] = _with_flags(settings(folder), args)
+    configs = {folder: settings(folder) for folder in map(_policy_folder, args.policy or [None])}
+    indexes = {config.retrieval.path for config in configs.values()} - {''}
+    for folder, config in configs.items():
+        # The policy before training searches the index of the run that began with it.
+        if _lacks_index(config) and len(indexes) == 1:
+            [config.retrieval.path] = indexes
+        _with_flags(config, folder, args)
     # Libraries now load in C++ code, where a KeyboardInterrupt would be delayed.
     signal.signal(signal.SIGINT, _exit_at_once)
     with progress.clock('loading libraries, index and policy'):

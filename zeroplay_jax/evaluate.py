@@ -48,6 +48,7 @@ from zeroplay_jax.data import files
 from zeroplay_jax.evaluation import protocols, statistics, tables
 from zeroplay_jax.evaluation.results import Answered, Results, SetResults, heading
 from zeroplay_jax.extras import load_extra
+from zeroplay_jax.mini.question_form import warning_of
 from zeroplay_jax.objectives import rewards
 from zeroplay_jax.objectives.registry import resolve
 from zeroplay_jax.retrieval import downloads, progress
@@ -181,6 +182,10 @@ def main(argv: list[str]) -> None:
     judgements = tuple(_JUDGEMENTS[metric] for metric in metrics if metric in _JUDGEMENTS)
     run = build.build(config, extra_weights, date=_DATE.value, judgements=judgements)
     model = run.evaluation.model
+    for name, questions in sets.items():
+        warning = '' if is_server(config.policy.path) else warning_of(questions, run.folder)
+        if warning:
+            print(f'warning: {name}: {warning}', file=sys.stderr)
     if model is None:
         run.publish_weights(run.rollouts.scheduler.pools)
     # Until here Ctrl-C ended the process at once.

@@ -25,7 +25,7 @@ from typing import Any
 from zeroplay_jax.configuration import command_line, fields, places
 from zeroplay_jax.data import files
 from zeroplay_jax.extras import load_extra
-from zeroplay_jax.mini.question_form import BLANK
+from zeroplay_jax.mini.question_form import warning_of
 from zeroplay_jax.retrieval import downloads, json_text, progress
 from zeroplay_jax.retrieval.command import RESUMABLE, Parser, exit_status, path_or_packaged
 from zeroplay_jax.retrieval.corpus import files_of, read
@@ -50,7 +50,7 @@ _SPLIT_SEED = 0
 # The form of a file, and its compression.
 _SUFFIXES = re.compile(r'(?i)\.\w+(\.(gz|zst|bz2|xz))?$')
 # Raised when the files in a workdir change, so that a workdir of an earlier version is not resumed.
-_FILES_VERSION = 4
+_FILES_VERSION = 5
 
 
 def _parser() -> Parser:
@@ -99,7 +99,7 @@ def _arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str
     for path in filter(None, args.eval.split(',')):
         # Names on the Hub and in buckets are read by the run.
         if not downloads.is_name(path) and not downloads.is_address(path):
-            _warn_of_own_questions(pathlib.Path(path), files.questions(path))
+            _warn_of_own_questions(pathlib.Path(path), files.questions(path), config.policy.path)
     args.corpus = args.corpus.expanduser()
     corpus = args.corpus.resolve()
     # A name such as 'notes.2024.jsonl.gz' keeps what stands before its suffixes.
@@ -206,13 +206,10 @@ def _make_questions(args: argparse.Namespace) -> None:
     files.write_lines(documents_path, split.documents)
 
 
-def _warn_of_own_questions(path: pathlib.Path, questions: Sequence[Question]) -> None:
-    """Warns of questions that the policy for English texts cannot read, and of very few."""
-    open_questions = [question for question in questions if BLANK not in question.text]
-    if open_questions:
-        text = f'{len(open_questions)} of {len(questions)} questions have no {BLANK}, such as'
-        example = repr(open_questions[0].text)
-        _warn(path, f'{text} {example}; the policy for English texts only fills in blanks')
+def _warn_of_own_questions(path: pathlib.Path, questions: Sequence[Question], policy: str) -> None:
+    """Warns of questions that the policy cannot read, and of very few."""
+    if not downloads.is_address(policy):
+        _warn(path, warning_of(questions, pathlib.Path(policy)))
     least = load_extra('inputs', 'cloze_files').MIN_QUESTIONS
     if len(questions) < least:
         _warn(path, f'so few questions decide little ({len(questions)}); give {least} or more')

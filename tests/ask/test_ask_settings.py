@@ -18,6 +18,7 @@ from zeroplay_jax.policy.adapter_config import CONFIG_FILE, AdapterConfig
 from zeroplay_jax.run import build, policy_settings
 from zeroplay_jax.selfplay.answers import prompt_fields
 from zeroplay_jax.selfplay.recipe import recipe_class
+from zeroplay_jax.settings.kinds import ENGLISH_CHECKPOINT
 from zeroplay_jax.types import Question
 
 
@@ -104,7 +105,8 @@ def test_prompts_flags_and_other_versions(exported, stored, index, tmp_path):
 
 
 def with_flags(policy, *flags):
-    return ask._with_flags(policy_settings.settings(policy), ask._arguments([*flags, 'q']))
+    config = policy_settings.settings(policy)
+    return ask._with_flags(config, policy, ask._arguments([*flags, 'q']))
 
 
 def test_any_folder_of_a_family_is_asked(index, tmp_path, capsys):
@@ -134,3 +136,27 @@ def test_what_cannot_be_used_is_said_before_the_weights_are_read(
     assert 'the question is too long' in refused(capsys, '--index', index, 'word ' * 100)
     monkeypatch.setattr(api, 'READY_SECONDS', 0.0)
     assert 'zeroplay serve' in refused(capsys, '--index', 'http://127.0.0.1:9', 'q')
+
+
+def test_two_policies_share_the_index_of_the_run_and_a_lacking_one_is_named(
+    tmp_path, monkeypatch, capsys
+):
+    runs = {'trained': '', 'start': ''}
+    settings_of = policy_settings.settings
+
+    def settings(folder):
+        config = settings_of(ENGLISH_CHECKPOINT)
+        config.retrieval.path = runs[folder.name]
+        return config
+
+    monkeypatch.setattr(policy_settings, 'settings', settings)
+    monkeypatch.setattr(ask, '_policy_folder', pathlib.Path)
+    monkeypatch.setattr(ask.places, 'index_folder', lambda *_: ())
+    monkeypatch.setattr(ask.places, 'fetch', lambda *_, **__: None)
+    asked = {}
+    monkeypatch.setattr(ask, '_load', lambda _, configs: asked.update(configs) or [])
+    words = ('--policy', 'start', '--policy', 'trained', 'A ____.')
+    assert 'start: this policy searches no built-in corpus' in refused(capsys, *words)
+    runs['trained'] = str(tmp_path)
+    assert main(words) == 0
+    assert [config.retrieval.path for config in asked.values()] == [str(tmp_path)] * 2

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from zeroplay_jax import session
-from zeroplay_jax.mini.question_form import form_of
+from zeroplay_jax.mini.question_form import form_of, warning_of
 from zeroplay_jax.policy.adapter_config import CONFIG_FILE, AdapterConfig
 from zeroplay_jax.settings.kinds import (
     BUILT_IN_CHECKPOINT,
@@ -13,7 +13,7 @@ from zeroplay_jax.settings.kinds import (
     OPEN_CHECKPOINT,
     PARTS_CHECKPOINT,
 )
-from zeroplay_jax.types import UserError
+from zeroplay_jax.types import Question, UserError
 
 
 def open_session(folder):
@@ -30,6 +30,15 @@ def test_a_question_without_a_blank_gets_the_form_that_works():
     for question in ('Who founded the village?', 'Who?'):
         with pytest.raises(UserError, match='this policy fills in a blank: ask with a sentence'):
             asked.answer(question)
+
+
+def test_a_warning_counts_the_questions_of_another_form():
+    questions = [Question('It lies on the ____.'), Question('Who?')]
+    warning = warning_of(questions, ENGLISH_CHECKPOINT)
+    assert warning.startswith(
+        "1 of 2 questions are of another form, such as 'Who?'; this policy fills in a blank"
+    )
+    assert not warning_of(questions[:1], ENGLISH_CHECKPOINT)
 
 
 @pytest.mark.parametrize('folder', [BUILT_IN_CHECKPOINT, PARTS_CHECKPOINT, OPEN_CHECKPOINT])

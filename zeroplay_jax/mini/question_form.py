@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import pathlib
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from zeroplay_jax.mini.facts import RELATIONS
@@ -17,6 +18,7 @@ from zeroplay_jax.settings.kinds import (
     PACKAGE,
     PARTS_CHECKPOINT,
 )
+from zeroplay_jax.types import Question
 
 BLANK = '____'
 
@@ -87,3 +89,12 @@ def form_of(folder: pathlib.Path) -> QuestionForm | None:
         if tokenizer == (checkpoint / 'tokenizer.json').read_bytes():
             return form
     return None
+
+
+def warning_of(questions: Sequence[Question], folder: pathlib.Path) -> str:
+    """Returns a warning of questions that the policy in a checkpoint folder does not read; '' without any."""
+    form = form_of(folder)
+    unread = [each.text for each in questions if form and not form.pattern.search(each.text)]
+    if form is None or not unread:
+        return ''
+    return f'{len(unread)} of {len(questions)} questions are of another form, such as {unread[0]!r}; {form.hint}'

@@ -14,6 +14,7 @@ import datetime
 import json
 import pathlib
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -103,6 +104,8 @@ def check(workdir: pathlib.Path, config: Config) -> tuple[Entries, bool]:
     entries = fingerprints(config)
     is_resumed = bool(saved_steps(workdir / FOLDER))
     recorded = run_record.read(workdir)
+    if recorded is not None and not is_resumed:
+        print('no checkpoint yet: begins again', file=sys.stderr)
     if is_resumed and recorded is not None:
         # The search server was not asked yet, and the template was not opened.
         later = (SERVER, TEMPLATE)

@@ -51,8 +51,9 @@ def _lines(source: pathlib.Path, passage_words: int, inventory: Inventory) -> It
         description = f'none of its {total} {inventory.unit} can be used ({inventory})'
         if not total:
             description = f'there are no {inventory.unit} in it'
+        fix = '; convert PDF with pdftotext' if '.pdf' in inventory.problems else ''
         raise RetrievalError(
-            f'{source}: {description}; give English prose (.txt, .md, .html, .rst), or JSON lines of passages'
+            f'{source}: {description}; give English prose (.txt, .md, .html, .rst), or JSON lines of passages{fix}'
         )
 
 

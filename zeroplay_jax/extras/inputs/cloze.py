@@ -36,6 +36,7 @@ _EXAMPLES = 3
 _EXAMPLE_CHARACTERS = 200
 # Characters of tables, code and markup.
 _MARKUP = frozenset('#|`*_<>{}\\')
+_BEGINS_IN_BRACKETS = re.compile(r'[^(\[]*[)\]]')
 
 _MONTH = 'January|February|March|April|May|June|July|August|September|October|November|December'
 _MONTHS = frozenset(_MONTH.split('|'))
@@ -44,9 +45,9 @@ _NUMBER = r'\d+(?:[.,:]\d+)*'
 _NAME_WORD = r"[A-Z][\w'’-]*\w"
 _NAME = rf'{_NAME_WORD}(?: (?:(?:of|the|de|la|von|van|and) ){{0,2}}{_NAME_WORD}){{0,3}}'
 # An answer starts after white space only: a byte-level tokenizer then gives it the same tokens in the text and alone.
-# The look-ahead excludes parts of hyphenated compounds.
+# The look-ahead excludes parts of hyphenated compounds, of names such as Node.js and of numbers such as 6.4kb.
 _STARTS_WORD = r'(?<!\S)'
-_ENDS_WORD = r'(?=[\s.,;:!?)"”\]]|$)'
+_ENDS_WORD = r'(?=[\s.,;:!?)"”\]]|$)(?![.,:]\w)'
 # Spans that `clozes` leaves out as names.
 NAMES = re.compile(f'{_STARTS_WORD}{_NAME}{_ENDS_WORD}')
 _KINDS = (
@@ -135,6 +136,9 @@ def _problem(sentence: str) -> str:
     if not ends_sentence(sentence):
         return 'no full stop'
     if not (sentence[:1].isupper() or sentence[:1].isdigit()):
+        return 'no capital letter at its beginning'
+    # The rest of a citation or of an aside, such as 'Cit., p. 87] Of course'.
+    if _BEGINS_IN_BRACKETS.match(sentence):
         return 'no capital letter at its beginning'
     # Refuses control characters and markup, which includes the underscores of a blank.
     if not sentence.isprintable() or not _MARKUP.isdisjoint(sentence):
