@@ -29,8 +29,8 @@ LIBRARIES = """
 """.split()
 # Variables that no library reads while it is imported.
 READ_LATER = {'XLA_FLAGS', 'PYTEST_ADDOPTS', 'PYTEST_CURRENT_TEST', 'PYTHONPATH', 'NO_COLOR'}
-# Set by PyTorch, TensorFlow, JAX (Mosaic) and this project's commands within the tests' process. If they counted as a change, every
-# later command would start on its own.
+# Set by PyTorch, TensorFlow, JAX (Mosaic) and this project's commands within the tests' process. If they counted as a
+# change, every later command would start on its own.
 SET_BY_LIBRARIES = {
     'KMP_DUPLICATE_LIB_OK',
     'KMP_INIT_AT_FORK',
