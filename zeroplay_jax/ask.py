@@ -186,10 +186,8 @@ def _lacks_index(config: ConfigDict) -> bool:
     return config.retrieval.kind == 'folder' and not config.retrieval.path
 
 
-def _with_flags(
-    config: ConfigDict, folder: pathlib.Path | str, args: argparse.Namespace
-) -> ConfigDict:
-    """Writes the values of the flags into the config of the policy in a folder and returns it.
+def _apply_flags(config: ConfigDict, folder: pathlib.Path | str, args: argparse.Namespace) -> None:
+    """Writes the values of the flags into the config of the policy in a folder.
 
     Raises:
       UserError: the index folder is missing, or a field that cannot be set.
@@ -220,7 +218,6 @@ def _with_flags(
                 f'{folder}: this policy searches no built-in corpus; name an index with --index'
             )
         refuse(config, places.index_folder(config, recipe))
-    return config
 
 
 def _is_coloured() -> bool:
@@ -340,7 +337,7 @@ def _run(argv: list[str] | None) -> int:
         # The policy before training searches the index of the run that began with it.
         if _lacks_index(config) and len(indexes) == 1:
             [config.retrieval.path] = indexes
-        _with_flags(config, folder, args)
+        _apply_flags(config, folder, args)
     # Libraries now load in C++ code, where a KeyboardInterrupt would be delayed.
     signal.signal(signal.SIGINT, _exit_at_once)
     with progress.clock('loading libraries, index and policy'):

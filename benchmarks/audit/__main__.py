@@ -49,8 +49,8 @@ def totals(run: pathlib.Path, mistake: str) -> tuple[int, float, float, float]:
     distance = max(distances.values())
     if unpaid and distance > BAR and not mistake:
         print(
-            f'{unpaid} of {updates} updates had no advantage other than 0: the gradient of such an update is rounding, '
-            'which Adam enlarges, so that the weights differ; a warm-up and larger batches lessen this',
+            f'{unpaid} of {updates} updates had no advantage other than 0: the gradient of such an update may be '
+            'rounding alone, which Adam enlarges, so that the weights differ; a warm-up and larger batches lessen this',
             file=sys.stderr,
         )
     return updates, rewards, advantages, distance

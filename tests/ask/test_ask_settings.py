@@ -106,7 +106,8 @@ def test_prompts_flags_and_other_versions(exported, stored, index, tmp_path):
 
 def with_flags(policy, *flags):
     config = policy_settings.settings(policy)
-    return ask._with_flags(config, policy, ask._arguments([*flags, 'q']))
+    ask._apply_flags(config, policy, ask._arguments([*flags, 'q']))
+    return config
 
 
 def test_any_folder_of_a_family_is_asked(index, tmp_path, capsys):

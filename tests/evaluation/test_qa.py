@@ -36,9 +36,10 @@ def test_other_agents_are_compared_and_what_differs_is_said(tmp_path, capsys):
 
 
 def evaluate(folder, *flags):
-    """Lines of the table and figures of a command that answers four questions of each of two sets."""
+    """Lines of the table, figures and stderr of a command that answers four questions and five, one of another form."""
     worlds = [World(i, 'evaluation', 0.25) for i in range(2)]
     lines = [json.dumps(question) for question in evaluation_questions(worlds, 4, (1, 2))]
+    lines.append('{"question": "Who wrote Faust?", "answer": "Goethe"}')
     for name, part in (('one', lines[:4]), ('two', lines[4:])):
         (folder / f'{name}.jsonl').write_text('\n'.join(part))
     files = (f'--sets={folder}/one.jsonl,{folder}/two.jsonl', f'--out={folder}/out.json')
@@ -46,11 +47,12 @@ def evaluate(folder, *flags):
     done = run_python(*words, *files, *flags)
     assert done.returncode == 0, done.stderr[-2000:]
     *table, last = done.stdout.splitlines()
-    return table, json.loads(last)
+    return table, json.loads(last), done.stderr
 
 
 def test_samples_at_a_temperature_have_a_mean_and_its_deviation(tmp_path):
-    table, figures = evaluate(tmp_path, '--samples=3', '--config.solver.top_k=20')
+    table, figures, errors = evaluate(tmp_path, '--samples=3', '--config.solver.top_k=20')
+    assert 'warning: two: 1 of 5 questions are of another form' in errors
     written = json.loads((tmp_path / 'out.json').read_text())
     headings = [line.split('  ')[0] for line in table]
     assert headings[1:] == ['em, mean', 'em, best', 'em, vote', 'questions', 'searches', 'repeated']
@@ -68,7 +70,7 @@ def test_every_way_answers_on_the_miniature(tmp_path):
     # The context of the paper is longer than this model knows.
     flags = ('--config.sampler.context=1024', '--policy=zeroplay_jax/mini/base')
     forms = ('--protocol=piplay', '--limit=2', '--format=markdown')
-    table, figures = evaluate(tmp_path, *flags, *forms, ways)
+    table, figures, _ = evaluate(tmp_path, *flags, *forms, ways)
     rows = {}
     for line in table:
         name, *cells = [cell.strip() for cell in line.split('|')[1:-1]]

@@ -139,7 +139,7 @@ def _problem(sentence: str) -> str:
         return 'no capital letter at its beginning'
     # The rest of a citation or of an aside, such as 'Cit., p. 87] Of course'.
     if _BEGINS_IN_BRACKETS.match(sentence):
-        return 'no capital letter at its beginning'
+        return 'begins within brackets'
     # Refuses control characters and markup, which includes the underscores of a blank.
     if not sentence.isprintable() or not _MARKUP.isdisjoint(sentence):
         return 'marks of code or tables'
